@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.host_memory import keep_freed_memory
+from legoai.runtime.torch_internals.distributed.random_numbers import distribute_random_numbers
 from legoai.runtime.torch_internals.settings import set_allocator
 
 
@@ -106,6 +108,14 @@ class Device:
             torch.set_rng_state(state)
         else:
             self._module().set_rng_state(state)
+
+    def distribute_random_numbers(self, mesh: DeviceMesh) -> None:
+        """Let each shard of a DTensor draw its own part of the random numbers, from the seeds that the ranks have.
+
+        DTensor cannot do so on a CPU, where each shard draws as a tensor of its own would.
+        """
+        if self.type != "cpu":
+            distribute_random_numbers(mesh, has_state=self.holds_values)
 
     def reset_peak_memory(self) -> None:
         """Start a new measurement of `peak_memory`."""

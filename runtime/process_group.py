@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.compiler.cuda_graphs import drop_cuda_graphs
 from legoai.runtime.torch_internals.distributed.gloo_workers import wait_for_gloo_workers
 from legoai.runtime.torch_internals.distributed.process_groups import group_timeout
 
@@ -72,13 +73,13 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[Callabl
             yield started
         except Exception as error:
             if dist.get_world_size() == 1 or isinstance(error, RunError):
-                dist.destroy_process_group()
+                _leave()
             raise  # else a group may wait for ranks that are gone, until the process ends
         except BaseException:
-            dist.destroy_process_group()
+            _leave()
             raise
         else:
-            dist.destroy_process_group()
+            _leave()
         finally:
             wait_for_gloo_workers()  # the interpreter may end now
 
@@ -96,6 +97,12 @@ def _join(device: Device, timeout: timedelta) -> None:
         )
     else:
         dist.init_process_group(device.collective_backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+
+
+def _leave() -> None:
+    """Destroy all groups, after the CUDA graphs that contain their collectives, for which NCCL would wait."""
+    drop_cuda_graphs()
+    dist.destroy_process_group()
 
 
 def record_collectives(device: Device, folder: Path | None, *, entries: int) -> None:

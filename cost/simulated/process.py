@@ -35,6 +35,7 @@ from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
 from legoai.runtime.torch_internals.compiler.graphs import disable_current_modes, functorch_config
 from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore, FakeWork, forget_meshes
+from legoai.runtime.torch_internals.distributed.random_numbers import forget_random_numbers
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
 from legoai.runtime.torch_internals.patching import original, patched, patched_attribute
 
@@ -75,6 +76,7 @@ def simulated_device(
     threads = torch.autograd.is_multithreading_enabled()
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_meshes)
+        stack.callback(forget_random_numbers)
         stack.callback(backend.stop)
         for patch in (
             _patched_fake_mode(),

@@ -1,7 +1,8 @@
 """Thread of a rank that serves its launcher: it answers roll calls, and ends the rank when the launcher is gone.
 
-When a collective times out, the rank that waited queries all ranks over the launcher's store. A rank that is busy, or
-that waits in a collective too, answers from this thread; a stopped process or a lost host does not.
+When a collective times out, the rank that waited queries all ranks over the launcher's store; NCCL ends that rank
+instead, and the launcher queries the others before it ends them. A rank that is busy, or that waits in a collective
+too, answers from this thread; a stopped process or a lost host does not.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -23,6 +25,11 @@ INTERVAL_SECONDS: Final = 2.0
 
 ORPHAN_SECONDS: Final = 120.0
 """Seconds that a rank has to finish its step and save when its launcher is gone."""
+
+LOOK_THERE: Final = (
+    "look at those processes and their hosts; a run that starts again goes on from the newest checkpoint"
+)
+"""Help where ranks did not answer."""
 
 _CALL: Final = "legoai/roll-call"
 _HERE: Final = "legoai/here"
@@ -70,24 +77,36 @@ def _attend(parent: int, leaving: threading.Event) -> None:
 
 def silent_ranks() -> list[int] | None:
     """Call the roll: return the ranks that do not answer, or None where there is no store."""
-    store = launcher_store()
+    others = [rank for rank in range(int(os.environ.get("WORLD_SIZE", "1"))) if str(rank) != os.environ.get("RANK")]
+    return silent_among(others, os.environ)
+
+
+def silent_among(ranks: Sequence[int], environment: Mapping[str, str]) -> list[int] | None:
+    """Call the roll as a rank with this environment: return those of the ranks that do not answer; None as above."""
+    store = launcher_store(environment)
     if store is None:
         return None
-    others = [rank for rank in range(int(os.environ["WORLD_SIZE"])) if rank != int(os.environ["RANK"])]
     try:
-        store.set(attempt_key(_CALL), os.environ["RANK"])
-        time.sleep(interval() + 1.0)
-        return [rank for rank in others if not store.check([attempt_key(f"{_HERE}/{rank}")])]
+        store.set(attempt_key(_CALL, environment), environment["RANK"])
+        time.sleep(interval(environment) + 1.0)
+        return [rank for rank in ranks if not store.check([attempt_key(f"{_HERE}/{rank}", environment)])]
     except RuntimeError:
         return None
 
 
-def launcher_store() -> TCPStore | None:
+def unanswered(silent: Sequence[int]) -> str:
+    """Return what a message says of ranks that did not answer."""
+    ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:16]))}"
+    more = f" and {len(silent) - 16} more" if len(silent) > 16 else ""
+    return f"{ranks}{more} did not answer: stopped, stuck or unreachable"
+
+
+def launcher_store(environment: Mapping[str, str] = os.environ) -> TCPStore | None:
     """Connect to the launcher's store, which exists before and after the process group."""
     try:
         return TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
+            environment["MASTER_ADDR"],
+            int(environment["MASTER_PORT"]),
             is_master=False,
             timeout=timedelta(seconds=5),
         )
@@ -95,11 +114,11 @@ def launcher_store() -> TCPStore | None:
         return None
 
 
-def interval() -> float:
+def interval(environment: Mapping[str, str] = os.environ) -> float:
     """Return the seconds within which any responsive rank answers."""
-    return max(INTERVAL_SECONDS, int(os.environ["WORLD_SIZE"]) / 250)
+    return max(INTERVAL_SECONDS, int(environment["WORLD_SIZE"]) / 250)
 
 
-def attempt_key(name: str) -> str:
+def attempt_key(name: str, environment: Mapping[str, str] = os.environ) -> str:
     """A key of this attempt: torchrun may start all ranks again."""
-    return f"{name}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return f"{name}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"

@@ -12,16 +12,22 @@ import torch
 
 from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large
 from legoai.runtime.errors import RunError, RunErrorCode, unwrapped
-from legoai.runtime.launching.attendant import silent_ranks
+from legoai.runtime.launching.attendant import LOOK_THERE, silent_ranks, unanswered
 from legoai.runtime.process_group import patience
 
 _TIMED_OUT: Final = re.compile(r"timed? ?out|wait timeout", re.IGNORECASE)
 _LOST: Final = re.compile(
     r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket|remote process exited|pair closure|"
-    r"application timeout|nccl.*(?:abort|remote|system error)",
+    r"application timeout|nccl.*(?:abort|remote)",
     re.IGNORECASE,
 )
-_NO_MEMORY: Final = re.compile(r"can't allocate memory|not enough memory|out of memory", re.IGNORECASE)
+_NO_MEMORY: Final = re.compile(
+    r"can't allocate memory|not enough memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+_OF_CUDA: Final = ("CUDA error", "ncclUnhandledCudaError")
+"""Beginnings of errors of a GPU itself, where a kernel may have timed out."""
+_EXAMPLES: Final = " (e.g. socket, malloc)"
+"""In torch's explanation of any `ncclSystemError`."""
 
 
 def explained(error: Exception) -> RunError:
@@ -29,7 +35,7 @@ def explained(error: Exception) -> RunError:
     error = unwrapped(error)
     if isinstance(error, RunError):
         return error
-    who, text = f"rank {os.environ.get('RANK', '0')}", " ".join(str(error).split())
+    who, text = f"rank {os.environ.get('RANK', '0')}", _cause(error)
     if isinstance(error, MemoryError) or _is_out_of_memory(error, text):
         return RunError(
             RunErrorCode.NO_MEMORY,
@@ -44,7 +50,7 @@ def explained(error: Exception) -> RunError:
             f"{who}: {'the disk is full' if full else 'a file may not be as large as it needs to be'}{where}",
             help="free space there" if full else RAISE_LIMIT,
         )
-    if _is_of_a_collective(error):
+    if _is_of_a_collective(error, text):
         if _LOST.search(text) and not text.lower().startswith("timed out"):
             return RunError(
                 RunErrorCode.LOST_RANK,
@@ -66,13 +72,7 @@ def _no_answer(who: str) -> RunError:
     seconds, starting = patience()
     waited = f"{who} waited {seconds:g} s in a collective{' before the first step was done' if starting else ''}"
     if silent:
-        ranks = f"rank{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent[:16]))}"
-        more = f" and {len(silent) - 16} more" if len(silent) > 16 else ""
-        return RunError(
-            RunErrorCode.NO_ANSWER,
-            f"{waited}, and {ranks}{more} did not answer: stopped, stuck or unreachable",
-            help="look at those processes and their hosts; a run that starts again goes on from the newest checkpoint",
-        )
+        return RunError(RunErrorCode.NO_ANSWER, f"{waited}, and {unanswered(silent)}", help=LOOK_THERE)
     alive = "" if silent is None else "; all ranks are alive, and some are somewhere else, or slow"
     return RunError(
         RunErrorCode.NO_ANSWER,
@@ -87,13 +87,26 @@ def _is_out_of_memory(error: Exception, text: str) -> bool:
     )
 
 
-def _is_of_a_collective(error: Exception) -> bool:
+def _cause(error: Exception) -> str:
+    """Return the error's text in one line; of an error of NCCL its kind, and what NCCL says of this one.
+
+    Before that torch explains the kind, by causes that it may have.
+    """
+    text = " ".join(str(error).split()).replace(_EXAMPLES, "")
+    explained, _, last = text.partition("Last error:")
+    kind = re.search(r"\bnccl\w+", explained)
+    return f"{kind[0]}: {last.strip()}" if kind and last.strip() else text
+
+
+def _is_of_a_collective(error: Exception, text: str) -> bool:
     """Whether it comes from a backend of process groups; gloo raises plain runtime errors, from its own sources."""
+    if text.startswith(_OF_CUDA):
+        return False
     names = {kind.__name__ for kind in type(error).__mro__}
     return (
         "DistError" in names
-        or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
-        or (isinstance(error, RuntimeError) and (_LOST.search(str(error)) or _TIMED_OUT.search(str(error))) is not None)
+        or (isinstance(error, RuntimeError) and "gloo" in text.lower())
+        or (isinstance(error, RuntimeError) and (_LOST.search(text) or _TIMED_OUT.search(text)) is not None)
     )
 
 

@@ -13,9 +13,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import legoai
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
@@ -27,6 +28,9 @@ from legoai.runtime.launching.signals import (
     is_ignored_hangup,
 )
 
+if TYPE_CHECKING:
+    from legoai.runtime.torch_internals.distributed.process_groups import Ranks
+
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 SHUTDOWN_SECONDS = 120
@@ -37,6 +41,12 @@ FAILURE_SECONDS = 8
 
 _ENDED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 """Statuses of a rank that the agent has ended."""
+
+_ABORTED = (
+    "its own output is above; a collective that times out over NCCL ends its rank so, and `torchfrtrace` finds the "
+    "rank that is behind in `flight_recorder`, in the run's folder"
+)
+"""Help where a rank was ended by SIGABRT."""
 
 _LAUNCHER = "LEGOAI_LAUNCHER"
 """The process that started the agent, which ends with it."""
@@ -141,28 +151,48 @@ def _agent(arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    from legoai.runtime.torch_internals.distributed.process_groups import (
-        grace_after_failure,
-        starting_under,
-    )
+    from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure, starting_under
 
     log = logging.getLogger("torch.distributed.elastic")  # the level of some of its modules is their own
     log.addHandler(logging.NullHandler())
     log.propagate = False
     if _LAUNCHER in os.environ:
         end_with_parent(int(os.environ[_LAUNCHER]), signal.SIGTERM)
+    silent: list[int] = []
+    call = partial(_call_roll, silent)
     try:
-        with grace_after_failure(FAILURE_SECONDS), starting_under(held_signals):
+        with grace_after_failure(FAILURE_SECONDS, before=call), starting_under(held_signals):
             run.run(run.parse_args(arguments))  # type: ignore[no-untyped-call]
     except SignalException as stop:
         return 128 + stop.sigval
     except ChildFailedError as failure:
-        return _report_failure(failure)
+        return _report_failure(failure, silent)
     return 0
 
 
-def _report_failure(failure: Any) -> int:
-    """Report a failure that no rank has reported, and return the status of the launch."""
+def _call_roll(silent: list[int], ranks: Ranks) -> None:
+    """Note which ranks do not answer where one has aborted, as NCCL's watchdog aborts one whose collective times out.
+
+    Others may abort while the roll is called, and are not silent.
+    """
+    from legoai.runtime.launching.attendant import silent_among
+
+    silent.clear()  # those of an earlier attempt
+    statuses = [process.poll() for process, _ in ranks.values()]
+    if -signal.SIGABRT in statuses and None in statuses:
+        running = {int(given["RANK"]): process for process, given in ranks.values() if process.poll() is None}
+        environment = next(given for _, given in ranks.values())
+        missing = silent_among(list(running), environment) or ()
+        silent += [rank for rank in missing if running[rank].poll() is None]
+
+
+def _report_failure(failure: Any, silent: Sequence[int] = ()) -> int:
+    """Report a failure that no rank has reported, and return the status of the launch.
+
+    Args:
+        failure: of the agent.
+        silent: ranks that did not answer when the first rank had failed.
+    """
     rank, first = _first(failure.failures)
     if (left := _left_after_signal(failure.failures)) is not None:
         return left
@@ -172,13 +202,26 @@ def _report_failure(failure: Any) -> int:
     elif (text := _text(first)).startswith(CONSEQUENCE):
         print(text.removeprefix(f"{CONSEQUENCE}: "), file=sys.stderr, flush=True)
     else:
-        cause, help = f"ended with status {first.exitcode}", "its own output is above"
-        if first.exitcode < 0:
-            cause = f"was ended by {_signal_name(-first.exitcode)}"
-            if first.exitcode == -signal.SIGKILL:
-                help = "a host without memory ends processes so: see its kernel log; or someone did"
-        print(RunError(RunErrorCode.RANK_ENDED, f"rank {rank} {cause}", help=help), file=sys.stderr, flush=True)
+        print(_unreported(rank, first.exitcode, silent), file=sys.stderr, flush=True)
     return int(first.exitcode) if first.exitcode > 0 else 128 - int(first.exitcode)
+
+
+def _unreported(rank: int, status: int, silent: Sequence[int]) -> RunError:
+    """Return the error of a rank that has ended without a report of its own."""
+    if status >= 0:
+        return RunError(
+            RunErrorCode.RANK_ENDED, f"rank {rank} ended with status {status}", help="its own output is above"
+        )
+    from legoai.runtime.launching.attendant import LOOK_THERE, unanswered
+
+    cause = f"rank {rank} was ended by {_signal_name(-status)}"
+    if status == -signal.SIGABRT and silent:
+        return RunError(RunErrorCode.NO_ANSWER, f"{cause}, and {unanswered(silent)}", help=f"{LOOK_THERE}; {_ABORTED}")
+    help = {
+        -signal.SIGKILL: "a host without memory ends processes so: see its kernel log; or someone did",
+        -signal.SIGABRT: _ABORTED,
+    }.get(status, "its own output is above")
+    return RunError(RunErrorCode.RANK_ENDED, cause, help=help)
 
 
 def _left_after_signal(failures: Mapping[int, Any]) -> int | None:

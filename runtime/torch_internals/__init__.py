@@ -10,6 +10,7 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
 - `operators`, `optimizers`, `fake_tensors` and `estimators` re-export private names, each with its reason, grouped by
   what their import costs; so do the modules of `compiler` and of `distributed`.
 - `settings` sets private options of torch's configuration; `compiler.dynamo` is a placeholder for torch's compiler.
+- `distributed.random_numbers` sets how operators on DTensors draw.
 - `distributed.gloo_workers` waits for threads that torch leaves running when it destroys process groups.
 
 The reference models are on a lower floor; what they need is in :mod:`legoai.specs.models.torch_internals`.

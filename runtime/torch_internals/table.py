@@ -276,6 +276,12 @@ _PLACED: Final = (
         why="AsyncTP has no public switch; set for a whole run, and reset after a simulation by `settings`",
         test="compiler/test_compilation.py::test_symmetric_memory_state_is_reset",
     ),
+    Patch(
+        path="torch.distributed.tensor._random:_rng_tracker",
+        kind="setting",
+        why="DTensor makes it by a broadcast within a forward; set for a whole run, and reset after a simulation",
+        test="distributed/test_random_numbers.py::test_dtensor_alone_gives_all_ranks_the_state_of_the_first",
+    ),
 )
 
 _RUNS: Final = (

@@ -119,6 +119,7 @@ class Trainer(Recipe):
             RunError: the mesh does not fit the world, or the batch does not fit the mesh.
         """
         mesh = self._mesh(device)
+        device.distribute_random_numbers(mesh)
         degree = 1
         for axis in self.data_axes:
             degree *= mesh[axis].size()

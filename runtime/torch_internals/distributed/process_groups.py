@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
@@ -14,6 +15,9 @@ from legoai.runtime.torch_internals.patching import original, patched
 _TIMEOUT = "torch.distributed.distributed_c10d:_get_default_timeout"
 _START = "torch.distributed.elastic.multiprocessing.api:PContext.start"
 _CLOSE = "torch.distributed.elastic.multiprocessing.api:PContext.close"
+
+Ranks: TypeAlias = Mapping[int, tuple["subprocess.Popen[bytes]", Mapping[str, str]]]
+"""The process of each local rank, and the environment that the agent gave it."""
 
 
 @contextlib.contextmanager
@@ -35,14 +39,20 @@ def group_timeout(timeout: timedelta) -> Iterator[Callable[[timedelta], None]]:
 
 
 @contextlib.contextmanager
-def grace_after_failure(seconds: int) -> Iterator[None]:
+def grace_after_failure(seconds: int, *, before: Callable[[Ranks], None]) -> Iterator[None]:
     """Set how long torchrun's agent waits, after a rank has failed, until it kills the others; 30 s by default.
 
     The time that ranks have after a signal to the agent is not changed.
+
+    Args:
+        seconds: to wait.
+        before: called before the agent ends the others, also where all have ended without a failure.
     """
     close = original(_CLOSE)
 
     def close_soon(self: Any, death_sig: Any = None, timeout: int = 30) -> None:
+        if death_sig is None:
+            before({rank: (one.proc, self.envs[rank]) for rank, one in self.subprocess_handlers.items()})
         close(self, death_sig, seconds if death_sig is None else timeout)
 
     with patched(_CLOSE, close_soon):

@@ -194,11 +194,45 @@ def test_every_run_failure_is_one_error_with_a_code(capsys, text):
         ("[gloo/transport/tcp/buffer.cc:83] Read error: Connection reset by peer", RunErrorCode.LOST_RANK),
         ("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv", RunErrorCode.NO_ANSWER),
         ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB", RunErrorCode.NO_MEMORY),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", RunErrorCode.NO_MEMORY),
+        ("CUDA error: the launch timed out and was terminated", RunErrorCode.FAILED),
         ("mat1 and mat2 shapes cannot be multiplied", RunErrorCode.FAILED),
     ],
 )
 def test_torch_errors_are_distinguished(text, code):
     assert explained(RuntimeError(text)).code == code
+
+
+SYSTEM = (
+    "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclSystemError: System call "
+    "(e.g. socket, malloc) or external library call failed or device error. "
+)
+REMOTE = (
+    "remote process exited or there was a network error, NCCL version 2.27.5\nncclRemoteError: A call failed possibly "
+    "due to a network error or a remote process exiting prematurely."
+)
+NO_SPACE = (
+    "Error while creating shared memory segment /dev/shm/nccl-7 (size 9637888), error: No space left on device (28)"
+)
+REFUSED = "socketPollConnect: connect to 10.0.0.1<4242> returned Connection refused, exceeded error retry count (35)"
+LAUNCH = "Cuda failure 702 'the launch timed out and was terminated'"
+
+
+@pytest.mark.parametrize(
+    ("told", "last", "code", "quoted"),
+    [
+        (SYSTEM, NO_SPACE, RunErrorCode.FAILED, f"ncclSystemError: {NO_SPACE}"),
+        (SYSTEM, "", RunErrorCode.FAILED, "ncclSystemError: System call or external library call failed"),
+        (SYSTEM, REFUSED, RunErrorCode.LOST_RANK, f"ncclSystemError: {REFUSED}"),
+        (REMOTE, "", RunErrorCode.LOST_RANK, "ncclRemoteError"),
+        (REMOTE, "NET/IB: Got completion with error 12", RunErrorCode.LOST_RANK, "completion with error 12"),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.", LAUNCH, RunErrorCode.FAILED, LAUNCH),
+    ],
+)
+def test_errors_of_nccl_are_distinguished_by_what_it_says_of_them(told, last, code, quoted):
+    place = "/pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690"
+    found = explained(torch.distributed.DistBackendError(f"NCCL error in: {place}, {told}\nLast error:\n{last}"))
+    assert found.code == code and quoted in found.message
 
 
 class Failing(torch.nn.Module):

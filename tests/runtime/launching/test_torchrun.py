@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from legoai.runtime import RunError, RunErrorCode, launch
 from legoai.runtime.errors import CONSEQUENCE, MARK
 from legoai.runtime.launching.report import leave_for_the_launcher
-from legoai.runtime.launching.torchrun import _first, _report_failure, threads_per_process
+from legoai.runtime.launching.torchrun import _call_roll, _first, _report_failure, threads_per_process
 from support.marks import some_slow
 
 PROGRAM = """
@@ -184,6 +185,19 @@ def test_stopped_rank_is_named_and_ended_within_the_timeout(start):
 
 
 @pytest.mark.slow
+def test_stopped_rank_is_named_where_a_collective_aborts_the_one_that_waits(start):
+    process = start(2, "--steps", "100000", "--log-every", "1")
+    running(process)
+    waiting, stopped = ranks_of(start.mark)
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(waiting, signal.SIGABRT)  # as NCCL's watchdog does
+    status, output = ends(process)
+    assert status == 128 + signal.SIGABRT
+    assert "error[RUN061]: rank 0 was ended by signal 6 (SIGABRT), and rank 1 did not answer" in output
+    assert output.count("error[") == 1 and "Traceback" not in output
+
+
+@pytest.mark.slow
 def test_killed_rank_is_named(start):
     process = start(2, "--steps", "100000", "--log-every", "1")
     running(process)
@@ -328,6 +342,35 @@ def test_rank_that_a_signal_ended_is_named(tmp_path: Path, capsys):
     failures = {rank: failure_of(tmp_path, rank, -15, None) for rank in range(2)}
     assert _report_failure(SimpleNamespace(failures=failures)) == 143
     assert "rank 0 was ended by signal 15 (SIGTERM)" in capsys.readouterr().err
+
+
+def test_ranks_that_do_not_answer_an_abort_are_named(tmp_path: Path, capsys):
+    failures = {0: failure_of(tmp_path, 0, -6, None), 1: failure_of(tmp_path, 1, -9, None)}
+    assert _report_failure(SimpleNamespace(failures=failures), [1, 2]) == 134
+    told = capsys.readouterr().err
+    assert "error[RUN061]: rank 0 was ended by signal 6 (SIGABRT), and ranks 1, 2 did not answer" in told
+    assert _report_failure(SimpleNamespace(failures=failures)) == 134
+    told = capsys.readouterr().err
+    assert "error[RUN063]: rank 0 was ended by signal 6 (SIGABRT)\n" in told and "`torchfrtrace`" in told
+
+
+@pytest.mark.parametrize(("status", "silent"), [(-6, [5]), (-9, []), (0, [])])
+def test_roll_is_called_where_a_rank_has_aborted(monkeypatch: pytest.MonkeyPatch, status: int, silent: list[int]):
+    """Rank 4 has ended so, rank 5 is stopped, and rank 6 aborts before it answers."""
+
+    def silent_among(ranks: list[int], environment: dict[str, str]) -> list[int]:
+        statuses[2] = -6
+        return ranks
+
+    statuses = [status, None, None]
+    monkeypatch.setattr("legoai.runtime.launching.attendant.silent_among", silent_among)
+    ranks = {
+        place: (SimpleNamespace(poll=partial(statuses.__getitem__, place)), {"RANK": str(4 + place)})
+        for place in range(3)
+    }
+    found = [7]
+    _call_roll(found, ranks)
+    assert found == silent
 
 
 def test_consequence_is_printed_whole_where_no_cause_is_known(tmp_path: Path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
@@ -61,6 +62,8 @@ def test_ranks_are_killed_soon_after_a_failure():
         def __init__(self) -> None:
             self.waited: list[int] = []
             self._tail_logs: list[object] = []
+            self.subprocess_handlers = {0: SimpleNamespace(proc="a process")}
+            self.envs = {0: {"RANK": "4"}}
             self.filtered_stdout = self.filtered_stderr = None
 
         def _start(self) -> None: ...
@@ -71,12 +74,13 @@ def test_ranks_are_killed_soon_after_a_failure():
         def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
             self.waited.append(timeout)
 
-    context = Closed()
-    with grace_after_failure(5):
+    context, seen = Closed(), []
+    with grace_after_failure(5, before=lambda ranks: seen.append((ranks, list(context.waited)))):
         context.close()
         context.close(signal.SIGTERM, 120)
     context.close()
     assert context.waited == [5, 120, 30]
+    assert seen == [({0: ("a process", {"RANK": "4"})}, [])]
 
 
 def test_ranks_are_started_while_signals_are_held():
