@@ -40,6 +40,11 @@ class Reductions(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._traced = traced
         self.dtypes: Counter[str] = Counter()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Leave compiled code alone: beside a mode that sees its operators, torch refuses to compile a loss."""
+        return True
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

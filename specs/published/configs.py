@@ -13,6 +13,19 @@ class NotPublishedError(ValueError):
     """A built-in model has no equivalent class in `transformers`; the message gives the reason."""
 
 
+BUILTIN_FAMILIES: Final[Mapping[str, str]] = {
+    "LlamaForCausalLM": "llama3",
+    "Qwen2ForCausalLM": "llama3",
+    "Qwen3ForCausalLM": "llama3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "mixtral",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
+    "GPT2LMHeadModel": "gpt2",
+}
+"""The built-in families with configs that compute the same as a class of `transformers`."""
+
+
 def published_config(config: ModelConfig) -> dict[str, Any]:
     """Return the fields of a `config.json` for a built-in model, all but the dtype.
 

@@ -35,6 +35,16 @@ fsdp on dp_shard {
 }
 clip (norm = 1.0)
 """
+COMPILED_LOSS = """plan loss
+
+model   llama3("tiny", n_layers = 2)
+cluster cpu(devices = 4)
+batch   (global = 8, micro = 2, seq_len = 32)
+mesh    (dp_shard = 2)
+
+fsdp blocks on dp_shard
+loss fused
+"""
 UNEVEN = """plan uneven
 
 model   llama3("tiny")
@@ -134,6 +144,24 @@ def test_stage_graphs_equal_one_device(capsys: pytest.CaptureFixture[str]):
     status, out, _ = verified(capsys, units)
     assert status == 0, out
     assert "a.plan: 4 ranks compute what one device computes" in out
+    assert re.search(r"reductions +\d+ as planned .*float64\n", out), out
+
+
+def test_compiled_loss_equals_one_device(capsys: pytest.CaptureFixture[str]):
+    status, out, _ = verified(capsys, COMPILED_LOSS.replace("devices = 4", "devices = 2"))
+    assert status == 0, out
+    assert re.search(r"reductions +\d+ as planned .*float64\n", out), out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["pp = 2, cp = 2", "dp_shard = 2, tp = 2"])
+def test_compiled_loss_of_other_meshes_equals_one_device(capsys: pytest.CaptureFixture[str], mesh: str):
+    axis, more = "dp_shard", "shard standard on tp (sequence, loss_parallel)"
+    if "pp" in mesh:
+        axis, more = "cp", "pipeline on pp\ncontext on cp"
+    plan = COMPILED_LOSS.replace("dp_shard = 2", mesh).replace("on dp_shard", f"on {axis}")
+    status, out, _ = verified(capsys, f"{plan}{more}\n")
+    assert status == 0, out
     assert re.search(r"reductions +\d+ as planned .*float64\n", out), out
 
 

@@ -116,13 +116,16 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
 ROUTED: Final = ("hidden_states", "top_k_index", "top_k_weights")
 """The arguments of the experts of `transformers`: tokens, the experts of each, and the weights of these."""
 
+_ROUTED_BY_POSITION: Final = ("hidden_states", "router_indices", "routing_weights")
+"""The same in GPT-OSS, by its own names, so that a program can replace only a call by position."""
+
 _ROWS: Final = 2
 """Arguments of experts that get rows, sorted by expert, and the number of rows of each expert."""
 
 
 def is_routed(info: ModuleInfo) -> bool:
     """Whether the experts get tokens with their choices of experts, as those of `transformers` do."""
-    return (*info.inputs, *info.keyword_inputs) == ROUTED
+    return (*info.inputs, *info.keyword_inputs) == ROUTED or info.inputs == _ROUTED_BY_POSITION
 
 
 def _contract(analysis: Analysis) -> Iterator[Unsupported]:

@@ -10,6 +10,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
+from legoai.specs.published.configs import BUILTIN_FAMILIES
 
 
 class PositionsNotTaken(Check):
@@ -18,7 +19,7 @@ class PositionsNotTaken(Check):
     A rank of `cp` holds tokens from the middle of a sequence, so that their positions are not 0, 1, 2, …: a model that
     counts them itself rotates keys and queries by wrong angles, without an error. The built-in models accept the
     positions as an argument of forward, `positions`, int64 [tokens]; a factory's model can do the same. Those of
-    `transformers` do not.
+    `transformers` do not; for many of them a built-in family computes the same.
 
     ## Example
     ```
@@ -54,11 +55,21 @@ class PositionsNotTaken(Check):
             f"`context on cp` gives a rank tokens from the middle of a sequence, and `{name}` is not told their places",
             label="positions would be counted from 0",
             others=[Label(analysis.span_of(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
-            help=[
-                "let the model's forward have a parameter `positions`, the places of its tokens, int64 [tokens]",
-                "or use the devices for `dp_shard` or `tp`",
-            ],
+            help=list(_cures(analysis, name)),
         )
+
+
+def _cures(analysis: Analysis, class_name: str) -> Iterator[str]:
+    """Yield what gives the model the positions, where anything can, and what needs none."""
+    instead = "use the devices for `dp_shard` or `tp`"
+    if analysis.plan.model.family != "huggingface":
+        yield "let the model's forward have a parameter `positions`, the places of its tokens, int64 [tokens]"
+    elif (family := BUILTIN_FAMILIES.get(class_name)) is not None:
+        yield f"write the model as one of the built-in family `{family}`, which takes positions"
+    else:
+        yield instead
+        return
+    yield f"or {instead}"
 
 
 class SequenceCutBeforePositions(Check):

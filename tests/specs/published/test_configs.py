@@ -9,6 +9,7 @@ import pytest
 from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig
 from legoai.specs.models.families import resolve_config
 from legoai.specs.published.configs import (
+    BUILTIN_FAMILIES,
     NotPublishedError,
     differences,
     nearest_config,
@@ -180,6 +181,21 @@ def test_model_without_an_exact_class_is_compared_too():
 )
 def test_default_of_tied_embeddings_depends_on_the_type(fields: dict[str, Any], ties: bool | None):
     assert ties_embeddings(fields) is ties
+
+
+def test_every_published_class_names_its_built_in_family():
+    variants: list[tuple[str, dict[str, Any]]] = [
+        ("llama3", {}),
+        ("llama3", {"qkv_bias": True}),
+        ("llama3", {"qk_norm": True}),
+        ("mixtral", {}),
+        ("mixtral", {"qk_norm": True}),
+        ("deepseek", {}),
+        ("deepseek", {"scores": "softmax", "normalize_weights": False}),
+    ]
+    models = [(family, resolve_config(family, "tiny", given)) for family, given in variants]
+    models.append(("gpt2", resolve_config("gpt2", "small", {})))
+    assert {nearest_config(config)["architectures"][0]: family for family, config in models} == BUILTIN_FAMILIES
 
 
 @pytest.mark.parametrize(

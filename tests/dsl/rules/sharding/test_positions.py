@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import codes, message
+from support.rule_plans import codes, diagnostics, message
 
 LLAMA = {
     "model_type": "llama",
@@ -35,6 +35,7 @@ class Net(nn.Module):
         x = self.embed(tokens)[:, None]
         return self.head(nn.functional.scaled_dot_product_attention(x, x, x)[:, 0])
 """
+DEVICES = "use the devices for `dp_shard` or `tp`"
 CONTEXT = """mesh (dp_shard = 4, cp = 2)
 fsdp on dp_shard, cp { root = unit }
 context on cp
@@ -56,6 +57,22 @@ def test_context_parallel_of_hugging_face_models_is_checked(tmp_path: Path) -> N
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     said = message(f'model huggingface("config.json")\n{CONTEXT}', "LP311", tmp_path)
     assert "`LlamaForCausalLM` is not told their places" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "helped"),
+    [
+        (LLAMA, ["write the model as one of the built-in family `llama3`, which takes positions", f"or {DEVICES}"]),
+        ({**LLAMA, "model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}, [DEVICES]),
+    ],
+)
+def test_help_for_hugging_face_models_names_a_built_in_family_or_other_axes(
+    tmp_path: Path, config: dict, helped: list[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    linted = diagnostics(f'model huggingface("config.json")\n{CONTEXT}', tmp_path)
+    [found] = [item for item in linted if item.code == "LP311"]
+    assert list(found.help) == helped
 
 
 @pytest.mark.parametrize(
