@@ -120,7 +120,7 @@ def word_at(text: str, offset: int) -> tuple[Place, int]:
         return place, end.start() if end is not None else offset
     if place.part == "path":
         path = _PATH.match(text, place.start)
-        return place, path.end() if path is not None else offset
+        return place, max(offset, path.end()) if path is not None else offset  # nested braces are no path
     behind = _WORD_BEHIND.match(text, offset)
     return place, behind.end() if behind is not None else offset
 
