@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -34,3 +35,20 @@ def loaded(path: Path) -> float:
     load(path, state)
     assert len(set(state["model.w"].tolist())) == 1
     return float(state["model.w"][0])
+
+
+def truncate(path: Path) -> None:
+    """Damage a checkpoint, whose data are cut short."""
+    os.truncate(path / "__0_0.distcp", 100)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def resume(root: Path, keep: int, name: str | None = None) -> list[str]:
+    """The checkpoints that are left when a run has continued from the newest, or from a named one."""
+    checkpoints = Checkpoints(root, keep=keep)
+    found = None if name else checkpoints.newest(warn=lambda _: None)
+    checkpoints.remove_before(root / name if name else found[0])
+    return names(root)

@@ -19,7 +19,7 @@ from legoai.runtime.checkpoint import folder as checkpoint_folder
 from legoai.runtime.checkpoint.checkpoint import checksum, load, saved_names, verified_meta
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.errors import RunError, RunErrorCode
-from support.checkpoints import SIZE, loaded, meta, newest, save
+from support.checkpoints import SIZE, loaded, meta, names, newest, resume, save, truncate
 
 
 def test_saved_state_is_loaded(gloo, tmp_path):
@@ -32,14 +32,6 @@ def test_saved_state_is_loaded(gloo, tmp_path):
 def test_only_the_newest_checkpoints_are_kept(gloo, tmp_path):
     gloo(1)(save, tmp_path, 8, 9, 10, 11, keep=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11"]
-
-
-def resume(root: Path, keep: int, name: str | None = None) -> list[str]:
-    """The checkpoints that are left when a run has continued from the newest, or from a named one."""
-    checkpoints = Checkpoints(root, keep=keep)
-    found = None if name else checkpoints.newest(warn=lambda _: None)
-    checkpoints.remove_before(root / name if name else found[0])
-    return names(root)
 
 
 def test_resuming_removes_what_is_beyond_keep(gloo, tmp_path):
@@ -57,14 +49,6 @@ def test_resuming_an_older_checkpoint_keeps_it(gloo, tmp_path):
     gloo(1)(save, tmp_path, 1, 2, 3)
     assert gloo(1)(resume, tmp_path, 1, "step-2") == [["step-2", "step-3"]]
     assert gloo(1)(resume, tmp_path, 1, "../elsewhere/step-9") == [["step-2", "step-3"]]
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path / "__0_0.distcp", 100)
-
-
-def names(root: Path) -> list[str]:
-    return sorted(path.name for path in root.iterdir())
 
 
 def save_where_nothing_is_removed(root: Path) -> None:
@@ -159,81 +143,6 @@ def test_damage_of_all_checkpoints_is_an_error(gloo, tmp_path):
         truncate(tmp_path / f"step-{step}")
     with pytest.raises(RunError, match=r"each of the 2 checkpoints .* is damaged; of the newest: .*step-2.*100 bytes"):
         gloo(1)(newest, tmp_path)
-
-
-def branch_off(root: Path, path: Path | None, step: int, damaged: bool = False) -> tuple[bool, str]:
-    checkpoints = Checkpoints(root)
-    begun = checkpoints.choose_branch(path, newer_are_damaged=damaged)
-    return begun, checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step)).name
-
-
-def test_resuming_an_older_checkpoint_starts_a_branch(gloo, tmp_path):
-    root, [pool] = tmp_path / "run", [gloo(1)]
-    assert pool(branch_off, root, None, 2) == [(False, "step-2")]
-    assert pool(branch_off, root, root / "step-2", 4) == [(False, "step-4")]
-    assert pool(branch_off, root, root / "step-2", 3) == [(True, "step-3-branch-1")]
-    assert pool(newest, root) == [(3, [])]
-    assert pool(branch_off, root, root / "step-3-branch-1", 5) == [(False, "step-5-branch-1")]
-    assert pool(branch_off, root, root / "step-3-branch-1", 4) == [(True, "step-4-branch-2")]
-    assert pool(branch_off, root, tmp_path / "other" / "step-9", 10) == [(True, "step-10-branch-3")]
-    truncate(root / "step-10-branch-3")
-    damaged = pool(branch_off, root, root / "step-4-branch-2", 5, True)
-    assert damaged == [(True, "step-5-branch-4")], "as it is not of the history that was followed"
-    assert pool(newest, root) == [(5, [])]
-
-
-def save_on(root: Path, path: Path | None, *steps: int) -> None:
-    checkpoints = Checkpoints(root, keep=3)
-    checkpoints.choose_branch(path)
-    for step in steps:
-        checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
-
-
-def test_abandoned_checkpoints_are_removed_before_the_history_of_a_branch(gloo, tmp_path):
-    root, pool = tmp_path / "run", gloo(1)
-    pool(save_on, root, None, 54, 57, 60)
-    pool(save_on, root, root / "step-54", 57)
-    assert names(root) == ["step-54", "step-57-branch-1", "step-60"]
-    assert pool(resume, root, 2) == [["step-54", "step-57-branch-1"]], "the abandoned one goes at once"
-    truncate(root / "step-57-branch-1")
-    assert pool(newest, root)[0][0] == 54
-    pool(save_on, root, root / "step-57-branch-1", 60, 63, 66)
-    assert names(root) == ["step-60-branch-1", "step-63-branch-1", "step-66-branch-1"]
-
-
-def test_return_to_an_abandoned_history_is_reported_and_recorded(gloo, tmp_path):
-    root, pool = tmp_path / "run", gloo(1)
-    pool(save_on, root, None, 3, 6)
-    pool(save_on, root, tmp_path / "other" / "step-2", 5)
-    truncate(root / "step-5-branch-1")
-    [(step, [damaged, gone, left])] = pool(newest, root)
-    assert step == 6 and "step-5-branch-1 is skipped" in damaged and "other/step-2 is skipped: it is gone" in gone
-    assert f"{root}/step-6 is of a history that the run had left" in left
-    assert pool(branch_off, root, root / "step-6", 7, True) == [(True, "step-7-branch-2")]
-    assert pool(newest, root) == [(7, [])], "what was begun from elsewhere is followed no more"
-
-
-@pytest.mark.parametrize("own", [[], [3], [3, 6]])
-def test_checkpoint_elsewhere_that_is_gone_is_named(gloo, tmp_path, own):
-    root, pool = tmp_path / "run" / "checkpoints", gloo(1)
-    pool(begin_elsewhere, root, tmp_path / "other" / "step-2", *own)
-    for step in own:
-        truncate(root / f"step-{step}")
-    with pytest.raises(RunError) as caught:
-        pool(newest, root)
-    said = (
-        f"the checkpoint from which the run in {root.parent} began, {tmp_path}/other/step-2, cannot be read: it is gone"
-    )
-    many = {0: "", 1: "the only checkpoint", 2: "each of the 2 checkpoints"}[len(own)]
-    assert caught.value.message.endswith(said) and caught.value.message.startswith(f"{many} in {root}" if own else said)
-    assert "--resume" in caught.value.help and "--restart" in caught.value.help
-
-
-def begin_elsewhere(root: Path, path: Path, *steps: int) -> None:
-    checkpoints = Checkpoints(root)
-    checkpoints.choose_branch(path, asked=str(path))
-    for step in steps:
-        checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
 
 
 def swept(root: Path) -> None:
