@@ -84,7 +84,9 @@ def test_files_of_the_data_that_are_not_read_get_a_warning(capsys, text):
     for name in ("b.jsonl.gz", "c.png"):
         (folder / name).write_text("")
     for _ in ("built", "in the cache"):
-        _, output = run(capsys, program(), "--data", folder, "--device", "cpu", "--steps", 1)
+        _, output = run(
+            capsys, program(), "--data", folder, "--device", "cpu", "--out", text.parent / "out", "--steps", 1
+        )
         assert (
             f"warning: {folder} has what is not read, as it is no file of text by its name: b.jsonl.gz, c.png" in output
         )
