@@ -40,7 +40,9 @@ from legoai.specs.plan import Plan
 _BLOCKS: Final = 5
 """Groups of repeated blocks that are timed in addition to the captured ones."""
 _COMPARED: Final = 5
-"""Starts of blocks that are compared; the last block is left out, since something else follows it."""
+"""Starts of blocks that are compared."""
+_ENDING: Final = (1, 2)
+"""Last blocks that are left out: other things follow them, whose weights may be gathered beside the last but one."""
 _BATCHES: Final = 2
 """Micro batches that are timed in addition to the captured ones."""
 _CATCHING_UP: Final = 2
@@ -230,7 +232,8 @@ def _of_blocks(
         own = {container for segment in segments for container in containers.get(segment, ())}
         more = sum(missing[container] - left[container] for container in own)
         if more and len(run) > sum(left[container] for container in own):
-            yield run.start, pace.settled(run[-_COMPARED - 1 : -1], more)
+            found = (pace.settled(run[-_COMPARED - ending : -ending], more) for ending in _ENDING)
+            yield run.start, next(filter(None, found), None)
 
 
 def _of_batches(items: Sequence[Item], pace: Pace, more: int, first: int, count: int) -> Iterator[Paced | None]:
