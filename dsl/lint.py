@@ -17,7 +17,7 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.syntax import Let, PlanFile
-from legoai.dsl.rules import checks
+from legoai.dsl.rules import checks, checks_for_errors
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
@@ -315,7 +315,7 @@ def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic
         analysis: of the plan.
         legal: a plan of the same text without errors: only rules whose result may differ for this one are run.
     """
-    rules = [rule for rule in checks() if rule.severity == "error"]
+    rules: Iterable[Check] = checks_for_errors()
     if legal is not None:
         unlike = analysis.unlike(legal)
         rules = [rule for rule in rules if rule in unlike]

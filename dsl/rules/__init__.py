@@ -96,6 +96,12 @@ def checks() -> tuple[Check, ...]:
     return tuple(rule() for rule in sorted(found, key=lambda rule: (order[rule.__module__], rule.code)))
 
 
+@cache
+def checks_for_errors() -> tuple[Check, ...]:
+    """Those of :func:`checks` whose diagnostics are errors."""
+    return tuple(rule for rule in checks() if rule.severity == "error")
+
+
 def rule_of(code: str) -> type[Rule] | None:
     """The rule with this code or slug."""
     return next((rule for rule in all_rules() if code.upper() == rule.code or code.lower() == rule.slug), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -189,12 +189,13 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if manifest is None:
         return
     yield from _placed(analysis, manifest)
+    faults = _not_their_own(analysis)
     seen: set[int] = set()
     for path, rule in tensor_parallel(analysis).styles.items():
         if id(rule) in seen:
             continue
         if isinstance(rule.treatment, DISTRIBUTING):
-            held = _not_its_own(manifest, path)
+            held = faults.get(path)
             if held is not None:
                 seen.add(id(rule))
                 yield Unsupported(
@@ -212,6 +213,14 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
                     f"`{name_of(path)}` was not seen to be called, so that its inputs are not known",
                     "no inputs",
                 )
+
+
+@fact
+def _not_their_own(analysis: Analysis) -> Mapping[str, str]:
+    """What keeps a style from distributing the parameters of layers, by path; nothing for most layers."""
+    assert analysis.manifest is not None
+    manifest = analysis.manifest
+    return {path: held for path in manifest.modules if (held := _not_its_own(manifest, path)) is not None}
 
 
 def _not_its_own(manifest: Manifest, path: str) -> str | None:
