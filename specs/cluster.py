@@ -161,6 +161,8 @@ class Fabric(Record, kw_only=True):
     description: str
     bandwidth_bytes_per_second: float | None = None
     latency_seconds: float | None = None
+    collective_channels: int | None = None
+    """NCCL's channels of a collective between hosts, each of which occupies a multiprocessor; None where not known."""
     devices: tuple[str, ...] = ()
     """The catalogued devices whose hosts have it, where it is sold with those only; empty for every device's."""
     source: str

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from legoai.cost.machine.collective_time import Network, network_of
+from legoai.cost.machine.contention import slowdown_by_collective
 from legoai.cost.network.topology import World
 from legoai.cost.profiles import Profile, ProfileError, load, profile, profile_names
-from legoai.cost.timing.timeline import Host, call_constant
+from legoai.cost.timing.timeline import Host, Resource, call_constant
 from legoai.cost.trace.records import CALLS, Call
 from legoai.specs.cluster import (
     PROFILE_SUFFIX,
@@ -72,6 +73,13 @@ class Machine:
             policy_recompute_seconds=self.constant("policy_recompute_seconds"),
             calls={} if self.device.kind == "cpu" else self.calls(),
             compute_slowdown=max(1.0, self.constant("compute_slowdown") or 1.0),
+        )
+
+    def slowdown(self, link: Resource) -> float:
+        """`Cost.slowdown` of a collective on a link."""
+        fabric = self.cluster.fabric
+        return slowdown_by_collective(
+            self.profile, None if fabric is None or link == "intra_host" else fabric.collective_channels
         )
 
     def peak(self, dtype: str) -> tuple[float, str]:

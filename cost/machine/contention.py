@@ -18,33 +18,48 @@ from legoai.cost.kernels.kinds import Consecutive, Movement, Product, Work
 from legoai.cost.machine.kernel_time import seconds_of
 from legoai.cost.network.algorithms import wire_bytes
 from legoai.cost.profiles import Profile
+from legoai.cost.timing.timeline import Beside
 from legoai.cost.trace.records import Collective
 
 PROCESSORS = "collective_processors"
-"""The profile's constant: multiprocessors that a collective occupies."""
+"""The profile's constant: multiprocessors that a collective occupies, between hosts unless the fabric states it."""
 PRODUCTS = "product_slowdown"
 """The profile's constant: time of a matrix product beside a collective, divided by its time alone, if measured."""
 
 
-def beside_collectives(work: Work, profile: Profile) -> float | None:
+def beside_collectives(work: Work, profile: Profile) -> Beside | None:
     """Return the time of a kernel while a collective occupies multiprocessors, divided by its time alone.
 
     None where the profile does not state how many a collective occupies. Kernels that only move bytes need few of them.
     """
-    taken = profile.constants.get(PROCESSORS)
-    if taken is None or not profile.products:
+    if PROCESSORS not in profile.constants or not profile.products:
         return None
     if isinstance(work, Movement):
-        return 1.0
+        return Beside(1.0)
     if isinstance(work, Consecutive):
         alone = [seconds_of(part, profile)[0] for part in work.parts]
-        beside = [beside_collectives(part, profile) or 1.0 for part in work.parts]
-        return math.fsum(map(operator.mul, alone, beside)) / math.fsum(alone)
+        parts = [beside_collectives(part, profile) or Beside(1.0) for part in work.parts]
+        return Beside(
+            *(math.fsum(map(operator.mul, alone, found)) / math.fsum(alone) for found in zip(*parts, strict=True))
+        )
     measured = profile.constants.get(PRODUCTS)
     if isinstance(work, Product) and measured is not None:
-        return measured.value
+        return Beside(measured.value)
+    return Beside(0.0, 1.0)
+
+
+def slowdown_by_collective(profile: Profile, channels: int | None = None) -> float:
+    """Return :attr:`Cost.slowdown` of a collective.
+
+    Args:
+        profile: of the device.
+        channels: that it uses; None for the profile's.
+    """
+    taken = profile.constants.get(PROCESSORS)
+    if taken is None or not profile.products:
+        return 1.0
     processors = next(iter(profile.products.values())).curve.processors
-    return processors / max(1.0, processors - taken.value)
+    return processors / max(1.0, processors - (taken.value if channels is None else channels))
 
 
 def memory_share(bytes: float, seconds: float, profile: Profile) -> float:

@@ -92,8 +92,8 @@ class OpCosts:
             hosts = slowest_placement(record, machine.network, machine.profile, machine.world).hosts
             memory = memory_of_collective(record, seconds, self.machine.profile)
             resource: Resource = "intra_host" if hosts == 1 else "inter_host"
-            on_processors = record.kind != "peer_copy"
-            return Cost(seconds=seconds, resource=resource, model=model, memory=memory, processors=on_processors)
+            slowdown = None if record.kind == "peer_copy" else machine.slowdown(resource)
+            return Cost(seconds=seconds, resource=resource, model=model, memory=memory, slowdown=slowdown)
         if isinstance(record, HostKernel):
             return self._on_host(record)
         return self._copy(record)

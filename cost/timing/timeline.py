@@ -22,6 +22,18 @@ def call_constant(call: Call) -> str:
     return f"{call.replace(' ', '_')}_call_seconds"
 
 
+class Beside(NamedTuple):
+    """Time of a kernel beside a collective, divided by its time alone: the sum of two parts.
+
+    Attributes:
+        fixed: the same beside every collective that occupies multiprocessors.
+        blocks: of independent blocks, multiplied by :attr:`Left.slowdown`.
+    """
+
+    fixed: float
+    blocks: float = 0.0
+
+
 @pickled_by_position
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
@@ -34,33 +46,35 @@ class Cost:
         beside: of a kernel, its time while a collective occupies multiprocessors, divided by its time alone; None where
             that is not known for its class, so that :attr:`Host.compute_slowdown` is used.
         memory: the share of the attainable memory bandwidth that it uses while it runs alone.
-        processors: of a collective, whether it runs on multiprocessors rather than on copy engines.
+        slowdown: of a collective, the time of a kernel of independent blocks on the multiprocessors that it leaves,
+            divided by that on all of them; None where it runs on copy engines.
     """
 
     seconds: float
     resource: Resource
     model: str
-    beside: float | None = None
+    beside: Beside | None = None
     memory: float = 0.0
-    processors: bool = True
+    slowdown: float | None = 1.0
 
 
 class Left(NamedTuple):
     """Resources that collectives leave to kernels that run beside them.
 
     Attributes:
-        processors: whether the collectives occupy multiprocessors.
+        slowdown: as :attr:`Cost.slowdown`, of the collective that leaves fewest multiprocessors; None where none
+            occupies any.
         memory: the share of the memory bandwidth that is left.
     """
 
-    processors: bool
+    slowdown: float | None
     memory: float
 
 
 def left_by(collectives: Sequence[Cost]) -> Left:
     """Return what some collectives leave."""
     memory = max(_LEAST_LEFT, 1 - sum(item.memory for item in collectives))
-    return Left(any(item.processors for item in collectives), memory)
+    return Left(max((item.slowdown for item in collectives if item.slowdown is not None), default=None), memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +143,9 @@ class Host:
         leave; what is scarcer counts.
         """
         processors = 1.0
-        if left.processors:
-            processors = self.compute_slowdown if kernel.beside is None else kernel.beside
+        if left.slowdown is not None:
+            beside = kernel.beside
+            processors = self.compute_slowdown if beside is None else beside.fixed + beside.blocks * left.slowdown
         return max(1.0, processors, kernel.memory / left.memory)
 
 

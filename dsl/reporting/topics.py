@@ -211,6 +211,8 @@ def _fabric_page(item: Fabric) -> str:
         rows.append(f"- bandwidth of a device: {_rate(item.bandwidth_bytes_per_second)} in each direction")
     if item.latency_seconds:
         rows.append(f"- latency of a hop: {format_seconds(item.latency_seconds)}")
+    if item.collective_channels:
+        rows.append(f"- NCCL's channels of a collective between hosts: {item.collective_channels}")
     rows.append(f"- source: {item.source}")
     return f"`cluster DEVICE(hosts = …, fabric = {item.name})`\n\n{item.description}.\n\n" + "\n".join(rows) + "\n"
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from legoai.cost.timing.timeline import Cost, Host
+from legoai.cost.timing.timeline import Beside, Cost, Host
 from legoai.cost.trace.records import (
     Allocate,
     Collective,
@@ -38,7 +38,7 @@ def price(record: Any) -> Cost:
         sensitive = record.flops % 3
         return Cost(
             seconds=record.flops / 997, resource="compute", model="test",
-            beside=(None, 1.0, 1.37)[sensitive], memory=(0.0, 0.31, 0.93)[sensitive],
+            beside=(None, Beside(1.0), Beside(0.37, 1.0))[sensitive], memory=(0.0, 0.31, 0.93)[sensitive],
         )  # fmt: skip
     if isinstance(record, HostKernel):
         return Cost(seconds=record.flops / 991, resource="host", model="test")
@@ -46,7 +46,7 @@ def price(record: Any) -> Cost:
         resource = "inter_host" if record.axis == "pp" or record.bytes % 2 else "intra_host"
         return Cost(
             seconds=record.bytes / 983, resource=resource, model="test", memory=0.4 * (record.bytes % 5 == 0),
-            processors=bool(record.bytes % 7),
+            slowdown=1.0 if record.bytes % 7 else None,
         )  # fmt: skip
     on_link = record.direction if record.direction != "device_to_device" else "compute"
     return Cost(seconds=record.bytes / 977, resource=on_link, model="test")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from legoai.cost.kernels.kinds import Attention, Movement, Product
-from legoai.cost.machine.contention import beside_collectives, memory_of_collective, memory_share
+from legoai.cost.kernels.kinds import Attention, Movement, Product, Work
+from legoai.cost.machine.cluster import Machine, machine_of
+from legoai.cost.machine.contention import (
+    beside_collectives,
+    memory_of_collective,
+    memory_share,
+    slowdown_by_collective,
+)
+from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.profiles import profile
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective
+from legoai.specs.directives.cluster import ClusterUse
 
 PRODUCT = Product(batch=1, m=2560, n=27648, k=5120, rate="bf16", bytes=2**28)
 MOVEMENT = Movement(kind="elementwise", bytes=2**30)
@@ -25,17 +35,42 @@ def gather(size: int, ranks: int = 8) -> Collective:
     )  # fmt: skip
 
 
+def slowdown(work: Work, name: str, *, channels: int | None = None) -> float:
+    """The time of a kernel beside a collective of so many channels, over its time alone."""
+    device = profile(name)
+    kernel = Cost(seconds=1.0, resource="compute", model="", beside=beside_collectives(work, device))
+    collective = Cost(seconds=1.0, resource="inter_host", model="", slowdown=slowdown_by_collective(device, channels))
+    return Host().slowdown(kernel, [collective])
+
+
+def cluster(device: str, fabric: str) -> Machine:
+    use = ClusterUse(device=device, hosts=2, fabric=fabric)
+    return machine_of(use, 16, directory=Path())
+
+
 def test_collectives_reduce_the_available_multiprocessors() -> None:
     # 24 of an A100's 108 multiprocessors, and of an H100's 132, are the collective's.
-    assert beside_collectives(ATTENTION, profile("a100_sxm80")) == pytest.approx(108 / 84)
-    assert beside_collectives(ATTENTION, profile("h100_sxm")) == pytest.approx(132 / 108)
-    assert beside_collectives(PRODUCT, profile("a100_sxm80")) == pytest.approx(108 / 84)
+    assert slowdown(ATTENTION, "a100_sxm80") == pytest.approx(108 / 84)
+    assert slowdown(ATTENTION, "h100_sxm") == pytest.approx(132 / 108)
+    assert slowdown(PRODUCT, "a100_sxm80") == pytest.approx(108 / 84)
+
+
+def test_collectives_between_hosts_occupy_the_channels_of_their_fabric() -> None:
+    # The fewer adapters a host has, the fewer channels NCCL uses: 8 for the four adapters of a p4d host.
+    assert slowdown(PRODUCT, "a100_sxm80", channels=8) == pytest.approx(108 / 100)
+    known = cluster("a100_sxm80", "efa_p4d"), cluster("a100_sxm80", "infiniband_hdr")
+    found = [[machine.slowdown(link) for link in ("intra_host", "inter_host")] for machine in known]
+    assert found == [[pytest.approx(108 / 84), pytest.approx(108 / 100)], [pytest.approx(108 / 84)] * 2]
+    costs = OpCosts(machine=known[0])
+    assert costs(gather(2**30)).slowdown == pytest.approx(108 / 84)
+    assert costs(gather(2**30, ranks=16)).slowdown == pytest.approx(108 / 100)
 
 
 def test_hopper_products_have_the_measured_slowdown() -> None:
     # 80% of the peak alone and 47% beside an all-gather.
     for name in ("h100_sxm", "h100_sxm96", "h200"):
-        assert beside_collectives(PRODUCT, profile(name)) == pytest.approx(0.80 / 0.47, abs=1e-3)
+        assert slowdown(PRODUCT, name) == pytest.approx(0.80 / 0.47, abs=1e-3)
+        assert slowdown(PRODUCT, name, channels=8) == pytest.approx(0.80 / 0.47, abs=1e-3)
 
 
 def test_movement_uses_the_remaining_bandwidth() -> None:

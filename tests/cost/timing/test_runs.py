@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from legoai.cost.timing.engine import simulate
-from legoai.cost.timing.timeline import Cost, Host, Timeline
+from legoai.cost.timing.timeline import Beside, Cost, Host, Timeline
 from legoai.cost.trace.records import Collective, Kernel, Mark, RecordEvent, WaitEvent, WaitWork
 from legoai.cost.trace.segments import first_instance
 from legoai.cost.trace.trace import Trace
@@ -34,7 +34,8 @@ def collective(work: int, seconds: float, *, stream: int = 1) -> Collective:
 def cost(record: Any) -> Cost:
     if isinstance(record, Kernel):
         given = record.attributes
-        return Cost(seconds=given["seconds"], resource="compute", model="given", beside=given["beside"])
+        beside = None if given["beside"] is None else Beside(given["beside"])
+        return Cost(seconds=given["seconds"], resource="compute", model="given", beside=beside)
     return Cost(seconds=record.bytes / 1e6, resource="intra_host", model="given")
 
 

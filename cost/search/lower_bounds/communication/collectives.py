@@ -27,7 +27,7 @@ from legoai.cost.search.lower_bounds.communication.unit_elements import (
 )
 from legoai.cost.search.lower_bounds.local_kernels import Pass
 from legoai.cost.search.lower_bounds.sharded_layers import children, cut_layers
-from legoai.cost.timing.timeline import Cost
+from legoai.cost.timing.timeline import COMMUNICATION, Cost
 from legoai.cost.trace.records import CollectiveKind
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
@@ -285,7 +285,7 @@ def most_slowdown(analysis: Analysis, machine: Machine) -> float:
 
 
 def _slowdowns(analysis: Analysis, machine: Machine) -> tuple[float, ...]:
-    """The times of a product and of an attention beside a collective over their times alone."""
+    """The times of a product and of an attention beside a collective, on each link, over their times alone."""
     rate = analysis.plan.precision.param
     works = (
         Product(batch=1, m=1, n=1, k=1, rate=rate, bytes=0),
@@ -294,12 +294,14 @@ def _slowdowns(analysis: Analysis, machine: Machine) -> tuple[float, ...]:
             rate=rate, implementation="flash2", bytes=0,
         ),
     )  # fmt: skip
-    collective = Cost(seconds=0.0, resource="inter_host", model="")
-    beside = (
+    collectives = [
+        Cost(seconds=0.0, resource=link, model="", slowdown=machine.slowdown(link)) for link in COMMUNICATION
+    ]
+    kernels = [
         Cost(seconds=0.0, resource="compute", model="", beside=beside_collectives(work, machine.profile))
         for work in works
-    )
-    return tuple(machine.host().slowdown(one, [collective]) for one in beside)
+    ]
+    return tuple(machine.host().slowdown(one, [other]) for one in kernels for other in collectives)
 
 
 def seconds_on_tp(analysis: Analysis, machine: Machine, kind: CollectiveKind, size: float) -> float:
