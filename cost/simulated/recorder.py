@@ -310,7 +310,7 @@ class Capture(Recorder):
             register_module_forward_pre_hook(enter),
             register_module_forward_hook(leave, always_call=True),
             patched("torch:UntypedStorage.resize_", resize_),
-            noted_units(self, self.paths),
+            noted_units(self, self.paths, self.number_of),
         ):
             yield
 

@@ -15,6 +15,8 @@ _HALF_DTYPES = (torch.float16, torch.bfloat16)
 """What the kernels of an accelerator compute in."""
 _FLASH_HEAD_DIM = 256
 """The widest head of FlashAttention-2."""
+_ALIGNED = 8
+"""Features of which a head has a multiple in the kernels of an accelerator."""
 
 Grads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -57,17 +59,19 @@ class Kernel(Protocol):
 def choose_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel:
     """Return a flash kernel where the device has one for these tensors, or else cuDNN's, or else matrix products.
 
-    Flash kernels take heads of one width; values of fewer features than keys are padded for them.
+    Flash kernels take heads of one width, on an accelerator of a multiple of 8 features: others are padded for them, as
+    PyTorch does, and so are values of fewer features than keys.
 
     `torch.nn.attention.sdpa_kernel` switches off those that it does not name.
     """
     width, of_values = query.shape[-1], value.shape[-1]
     on_cpu = query.device.type == "cpu"
-    fits = on_cpu or (query.dtype in _HALF_DTYPES and width % 8 == 0)
+    padded = width if on_cpu else -(-width // _ALIGNED) * _ALIGNED
+    fits = on_cpu or query.dtype in _HALF_DTYPES
     if fits and of_values <= width and (on_cpu or width <= _FLASH_HEAD_DIM) and _flash_is_on():
         kernel = CpuFlashKernel() if on_cpu else FlashKernel()
-        return kernel if of_values == width else PaddedValues(kernel)
-    if fits and not on_cpu and of_values % 8 == 0 and _cudnn_is_on():
+        return kernel if of_values == width == padded else Padded(kernel, padded)
+    if fits and not on_cpu and width == padded and of_values % _ALIGNED == 0 and _cudnn_is_on():
         return CudnnKernel()
     return MathKernel()
 
@@ -145,11 +149,19 @@ class CpuFlashKernel:
         return grad_query, _summed(grad_key, inputs.key), _summed(grad_value, inputs.key)
 
 
-class PaddedValues:
-    """A kernel for heads of one width, with values that are padded with zeros to the width of keys."""
+class Padded:
+    """A kernel for heads of one width, to which queries, keys and values are padded with zeros.
 
-    def __init__(self, kernel: Kernel) -> None:
+    Zeros behind the features of queries and keys leave their products unchanged.
+
+    Args:
+        kernel: for heads of that width.
+        width: features of a head.
+    """
+
+    def __init__(self, kernel: Kernel, width: int) -> None:
         self.kernel = kernel
+        self.width = width
 
     def forward(self, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Kernel`."""
@@ -159,18 +171,17 @@ class PaddedValues:
     def backward(self, inputs: Inputs, grad: torch.Tensor, out: torch.Tensor, log_sum: torch.Tensor) -> Grads:
         """See `Kernel`."""
         width, of_values = inputs.query.shape[-1], inputs.value.shape[-1]
-        grad, out = _widened(grad, width), _widened(out, width)
+        grad, out = self._widened(grad), self._widened(out)
         grad_query, grad_key, grad_value = self.kernel.backward(self._padded(inputs), grad, out, log_sum)
-        return grad_query, grad_key, grad_value[..., :of_values]
+        return grad_query[..., :width], grad_key[..., :width], grad_value[..., :of_values]
 
-    @staticmethod
-    def _padded(inputs: Inputs) -> Inputs:
-        return inputs._replace(value=_widened(inputs.value, inputs.query.shape[-1]))
+    def _padded(self, inputs: Inputs) -> Inputs:
+        query, key, value = (self._widened(tensor) for tensor in inputs[:3])
+        return inputs._replace(query=query, key=key, value=value)
 
-
-def _widened(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    """The tensor with zeros behind its features, to be so many."""
-    return F.pad(tensor, (0, width - tensor.shape[-1]))
+    def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
+        more = self.width - tensor.shape[-1]
+        return F.pad(tensor, (0, more)) if more else tensor
 
 
 class MathKernel:

@@ -175,6 +175,12 @@ _MESHES: Final = (
         for name, parameters in (("unshard", "self, async_op"), ("post_backward", "self"))
     ),
     Patch(
+        path="torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup._to_sharded_post_forward",
+        parameters="self",
+        why="tells what a unit keeps of its parameters between forward and backward under `reshard = k`",
+        test="distributed/test_units.py::test_pieces_kept_after_forward_are_parameters_of_their_unit",
+    ),
+    Patch(
         path="torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_empty",
         parameters="tensor, num_chunks, dim",
         why="cuts each parameter into the chunks of all ranks, and keeps its own",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-__all__ = ["FSDPParam", "freed_after_forward", "summed_in_other_type", "unsharded_gradients"]
+__all__ = ["FSDPParam", "freed_after_forward", "kept_after_forward", "summed_in_other_type", "unsharded_gradients"]
 
 
 def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
@@ -26,6 +27,12 @@ def freed_after_forward(model: nn.Module) -> list[FSDPModule] | None:
         if any(group._reshard_after_forward for group in groups):
             found.append(module)
     return found
+
+
+def kept_after_forward(group: FSDPParamGroup) -> list[Tensor]:
+    """Return the pieces that a unit keeps of its parameters since it was resharded to fewer ranks after forward."""
+    pieces = (parameter._sharded_post_forward_param_data for parameter in group.fsdp_params)
+    return [piece for piece in pieces if piece is not None]
 
 
 def summed_in_other_type(model: nn.Module) -> list[FSDPParam]:

@@ -24,7 +24,7 @@ from legoai.runtime.attention.kernels import (
     Inputs,
     Kernel,
     MathKernel,
-    PaddedValues,
+    Padded,
     choose_kernel,
 )
 from legoai.runtime.attention.positions import check_takes_positions, local_positions
@@ -114,8 +114,27 @@ def test_values_of_fewer_features_are_padded_for_flash(key_heads: int):
     whole = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True, scale=0.3)
     whole.backward(grad)
     kernel = choose_kernel(q, v)
-    assert isinstance(kernel, PaddedValues) and isinstance(kernel.kernel, CpuFlashKernel)
+    assert isinstance(kernel, Padded) and isinstance(kernel.kernel, CpuFlashKernel)
     assert_as_autograd(kernel, Inputs(q, k, v, True, 0.3), grad, whole, leaves)
+
+
+def test_heads_are_padded_to_a_width_that_the_kernel_takes():
+    q, k, v, grad = tensors(heads=4, key_heads=2, length=12, dtype=torch.float64)
+    leaves = [item.clone().requires_grad_() for item in (q, k, v)]
+    whole = F.scaled_dot_product_attention(*leaves, is_causal=True, enable_gqa=True, scale=0.3)
+    whole.backward(grad)
+    assert_as_autograd(Padded(CpuFlashKernel(), 11), Inputs(q, k, v, True, 0.3), grad, whole, leaves)
+    # As PyTorch's own attention does, FlashAttention-2 takes multiples of 8 features, on an accelerator alone.
+    for width, of_values, padded in ((100, 100, 104), (100, 52, 104), (64, 48, 64)):
+        query = torch.empty(1, 2, 8, width, device="meta", dtype=torch.bfloat16)
+        kernel = choose_kernel(query, query[..., :of_values])
+        assert isinstance(kernel, Padded) and isinstance(kernel.kernel, FlashKernel) and kernel.width == padded
+        inputs = Inputs(query, query, query[..., :of_values], True, 0.1)
+        out, log_sum = kernel.forward(inputs)
+        assert out.shape == inputs.value.shape
+        assert [grad.shape for grad in kernel.backward(inputs, out, out, log_sum)] == [
+            item.shape for item in inputs[:3]
+        ]
 
 
 def cudnn_forward(
