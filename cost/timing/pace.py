@@ -52,6 +52,50 @@ class Paced(NamedTuple):
         return apart * self.span.more if abs(apart) > EQUAL * self.took else 0.0
 
 
+class Issued(NamedTuple):
+    """Work of the host before each of some items, and after the last.
+
+    Attributes:
+        seconds: of the host, without waits.
+        waits: number of items at which it may wait.
+    """
+
+    seconds: list[float]
+    waits: list[int]
+
+
+def issued(items: Sequence[Item], *, cost: Callable[[Timed], Cost], host: Host) -> Issued:
+    """Return the work of the host for some items of a trace.
+
+    Args:
+        items: of a trace.
+        cost: of an operation when nothing runs beside it.
+        host: that issues them.
+    """
+
+    def seconds(record: Record) -> float:
+        if isinstance(record, HostKernel):
+            return cost(record).seconds
+        return host.dispatch(record) if isinstance(record, Kernel | Collective | Copy) else 0.0
+
+    known: dict[int, tuple[float, bool]] = {}
+    found = Issued([0.0], [0])
+    for item in items:
+        if not isinstance(item, Instance):
+            took, may_wait = seconds(item), _waits(item)
+        elif id(item.segment) in known:
+            took, may_wait = known[id(item.segment)]
+        else:
+            records = item.segment.records
+            took, may_wait = known[id(item.segment)] = (
+                math.fsum(map(seconds, records)),
+                any(map(_waits, records)),
+            )
+        found.seconds.append(found.seconds[-1] + took)
+        found.waits.append(found.waits[-1] + may_wait)
+    return found
+
+
 class Pace:
     """Times at which the items of a trace begin on the device, and at which the host issues them.
 
@@ -75,27 +119,7 @@ class Pace:
         host: Host,
     ) -> None:
         self.starts = starts
-
-        def seconds(record: Record) -> float:
-            if isinstance(record, HostKernel):
-                return cost(record).seconds
-            return host.dispatch(record) if isinstance(record, Kernel | Collective | Copy) else 0.0
-
-        known: dict[int, tuple[float, bool]] = {}
-        self.issued = [0.0]
-        """Seconds of the host up to each item, without waits."""
-        self.waits = [0]
-        """Number of items before each at which the host may wait."""
-        for item in items:
-            if not isinstance(item, Instance):
-                took, may_wait = seconds(item), _waits(item)
-            elif id(item.segment) in known:
-                took, may_wait = known[id(item.segment)]
-            else:
-                records = item.segment.records
-                took, may_wait = known[id(item.segment)] = math.fsum(map(seconds, records)), any(map(_waits, records))
-            self.issued.append(self.issued[-1] + took)
-            self.waits.append(self.waits[-1] + may_wait)
+        self.issued, self.waits = issued(items, cost=cost, host=host)
         self.passed = [
             (place, marks[item.name] - begin)
             for place, item in enumerate(items)

@@ -24,7 +24,9 @@ from legoai.cost.search.stages.action_graph import graph_of
 from legoai.cost.search.stages.assignment import Block, Moment, StageProblem
 from legoai.cost.search.stages.buffers import sent_and_received
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
-from legoai.cost.trace.records import Kernel, Phase
+from legoai.cost.timing.pace import issued
+from legoai.cost.trace.marks import ACTION, END_ACTION
+from legoai.cost.trace.records import Kernel, Mark, Phase
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.magnitudes.state import (
@@ -45,6 +47,7 @@ from legoai.specs.models.manifests.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
+    from legoai.cost.machine.cluster import Machine
 
 _ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
 
@@ -57,7 +60,8 @@ class StageWork:
     """Observed seconds and bytes of the stages of a pipeline in a step; empty for a plan without one.
 
     Attributes:
-        actions: median seconds of a stage's actions, by stage and kind: `3F`.
+        actions: median seconds of a stage's actions, by stage and kind: `3F`; at the host's pace on a rank whose host
+            takes longer to issue its actions than its device to run them.
         forward: seconds of forward kernels, by the module at which a stage can begin.
         backward: seconds of the kernels of backward and recomputation, by the same modules.
         least: seconds per micro batch under any split, by the same modules: the layers alone on their stream.
@@ -274,10 +278,11 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
     least = _Least(known, OpCosts(machine=found.machine))
     held: Counter[str] = Counter()
     for rank in found.ranks:
+        slower = _slower_host(rank, found.machine)
         for action in rank.actions:
             name = _ACTION.fullmatch(action.name)
             if name is not None:
-                actions[name[1]].append(action.end - action.start)
+                actions[name[1]].append((action.end - action.start) * slower)
         kernels.add(rank)
         least.add(rank)
         for path, size in rank.memory.by_module.items():
@@ -294,6 +299,21 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
         beyond=[rank.use.total - rank.memory.peak for rank in found.ranks],
         unused=[rank.use.reserved - rank.memory.peak for rank in found.ranks],
     )
+
+
+def _slower_host(rank: RankEstimate, machine: Machine) -> float:
+    """Seconds in which a host issues a rank's actions, divided by those that its device takes for them; at least 1.
+
+    A rank that waits for a slower one shows only its device's pace. Its host's counts as soon as that one is faster.
+    """
+    items = rank.trace.between(rank.span)
+    marks = [
+        place
+        for place, item in enumerate(items)
+        if isinstance(item, Mark) and item.name.startswith((ACTION, END_ACTION))
+    ]
+    seconds = issued(items[marks[0] : marks[-1]], cost=OpCosts(machine=machine), host=machine.host()).seconds[-1]
+    return max(1.0, seconds / sum(action.end - action.start for action in rank.actions))
 
 
 _Sums: TypeAlias = "defaultdict[str, float]"
