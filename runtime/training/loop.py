@@ -427,7 +427,7 @@ class TrainingLoop:
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
-    def opened(digest: str = "") -> Data:
+    def opened(key: str = "") -> Data:
         data = open_data(
             options.data,
             recipe.reads,
@@ -435,16 +435,16 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             dtype=recipe.master_dtype,
             field=options.data_field,
             tokenizer=options.tokenizer,
-            built=digest,
+            built=key,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data
 
     def built() -> tuple[str, str]:
         data = opened()
-        return data.digest, data.left_out
+        return data.key, data.left_out
 
-    digest, left_out = patiently_on_first_rank("data", built)
-    data = check_equal(opened(digest), digest)
+    key, left_out = patiently_on_first_rank("data", built)
+    data = check_equal(opened(key), key)
     data.left_out = left_out
     return data

@@ -22,6 +22,7 @@ from legoai.runtime.checkpoint.checkpoint import (
     weights,
 )
 from legoai.runtime.checkpoint.folder import Checkpoints
+from legoai.runtime.data.content import is_of_files
 from legoai.runtime.data.samples import Data
 from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.launching.options import RunOptions
@@ -230,8 +231,11 @@ def differences(
         notices.append(f"the checkpoint's optimizer was {meta.optimizer}; the training goes on with {optimizer}")
     if meta.seed != seed:
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
-    if meta.corpus != data.digest:
-        notices.append(f"the checkpoint is of another corpus; {data.name} is read from the same sample number")
+    if meta.corpus not in (data.digest, data.key):
+        what = "is of another corpus"
+        if is_of_files(meta.corpus):
+            what = "is of an earlier version, and of a corpus whose files had other names, sizes or times"
+        notices.append(f"the checkpoint {what}; {data.name} is read from the same sample number")
     if meta.seq_len not in (None, seq_len):
         notices.append(
             f"the checkpoint's sequences have {meta.seq_len} tokens; {data.name} is read from the same sample number "

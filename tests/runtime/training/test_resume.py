@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.launching.lock import locked
 from legoai.runtime.loss import token_cross_entropy
 from legoai.runtime.offloading.offload import offload_optimizer_state
@@ -123,6 +124,26 @@ def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     meta.write_text(json.dumps(fields))
     [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
     assert old == 3 and "another position" not in said
+
+
+def test_a_run_notes_another_corpus_and_no_other_file(gloo, data, tmp_path):
+    pool, text = gloo(1), tmp_path / "text.txt"
+    shutil.copy(data, text)
+    pool(fit_and_read, 8, steps=1, data=data, out=tmp_path)
+    resume = {"steps": 2, "resume": str(tmp_path / "checkpoints" / "step-1")}
+    assert "corpus" not in pool(fit_and_read, 8, data=str(text), **resume)[0][1], "a copy is the same"
+    os.utime(text, ns=(1, 1))
+    assert "corpus" not in pool(fit_and_read, 8, data=str(text), **resume)[0][1]
+    text.write_text(f"another {text.read_text()}")
+    assert "the checkpoint is of another corpus; " in pool(fit_and_read, 8, data=str(text), **resume)[0][1]
+    meta = tmp_path / "checkpoints" / "step-1" / "meta.json"  # as of an earlier version
+    fields = json.loads(meta.read_text())
+    del fields["files"]["meta.sha256"]
+    for key, notes in ((open_corpus(data).key, 0), ("0" * 64, 1)):
+        meta.write_text(json.dumps(fields | {"corpus": key}))
+        [(step, said)] = pool(fit_and_read, 8, data=data, **resume)
+        assert step == 1 and said.count("of a corpus whose files had other names, sizes or times") == notes
+        assert "another corpus" not in said
 
 
 def test_a_run_notes_why_it_validates_the_step_of_its_checkpoint(gloo, data, tmp_path):
@@ -356,6 +377,7 @@ def test_optimizer_with_equal_state_resumes(gloo, data, tmp_path):
 
 HOLDER = """
 import pathlib, sys, time
+from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.launching.lock import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
