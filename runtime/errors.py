@@ -68,6 +68,7 @@ class RunErrorCode(StrEnum):
     NO_ANSWER = "RUN061"
     LOST_RANK = "RUN062"
     RANK_ENDED = "RUN063"
+    AGENT_ENDED = "RUN064"
     FAILED = "RUN069"
 
 

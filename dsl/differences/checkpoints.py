@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
@@ -11,7 +11,9 @@ from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.optimizer import Sgd
+from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.plan import Plan
+from legoai.specs.published.configs import differences, nearest_config
 from legoai.specs.record import Record
 
 Verdict = Literal["resumes", "weights", "partly", "unknown"]
@@ -54,9 +56,9 @@ class Loading(Record):
 def loading(saved: Analysis, wanted: Analysis) -> Loading:
     """How a checkpoint that ``saved`` wrote loads under ``wanted``.
 
-    The model's tensors must have the same names and shapes, on any mesh; the optimizer must have the same state for
-    each parameter. Buffers of models from factories and Hugging Face are assumed to be saved, since a manifest does not
-    record which are.
+    The model's tensors must have the same names, shapes and meaning, on any mesh; the optimizer must have the same
+    state for each parameter. Buffers of models from factories and Hugging Face are assumed to be saved, since a
+    manifest does not record which are.
     """
     moves = tuple(_other_data(saved.plan, wanted.plan))
     notes = (*_notes(saved.plan, wanted.plan), *moves)
@@ -65,6 +67,10 @@ def loading(saved: Analysis, wanted: Analysis) -> Loading:
     old, new = _tensors(saved), _tensors(wanted)
     if old != new:
         return Loading("partly", (_first_difference(old, new),), notes)
+    reasons, more = _of_models(saved, wanted)
+    notes += more
+    if reasons:
+        return Loading("partly", reasons, notes)
     try:
         held, needed = optimizer_state(saved), optimizer_state(wanted)
     except Undecided:
@@ -103,6 +109,28 @@ def _first_difference(old: Mapping[str, tuple[int, ...]], new: Mapping[str, tupl
         before, after = (" × ".join(map(str, shapes[other[0]])) or "scalar" for shapes in (old, new))
         return f"{_counted(other)} has another shape: {before} → {after}"
     return f"{_counted(added)} is new" if added else f"{_counted(lost)} is gone"
+
+
+def _of_models(saved: Analysis, wanted: Analysis) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Differences of models with the same tensors: by which weights mean something else, and those of other numbers."""
+    fields, own = _config(saved), _config(wanted)
+    found: tuple[list[str], list[str]] = ([], [])
+    if fields and own:
+        builtin = not {saved.plan.model.family, wanted.plan.model.family} & set(FOREIGN)
+        for one in differences(own, fields, builtin=builtin):
+            what = f"the model's {one.field} is another: {one.published} → {one.own}"
+            found[not one.changes_function].append(what)
+    return tuple(found[0]), tuple(found[1])
+
+
+def _config(analysis: Analysis) -> Mapping[str, Any]:
+    """The fields of a model's config as its checkpoints record them; empty for one of a factory, which has none."""
+    source = analysis.plan.model.source()
+    if source.kind == "builtin":
+        return nearest_config(source.config())
+    if source.kind == "python":
+        return {}
+    return {**read_config(analysis.directory / source.target), **source.arguments}
 
 
 def _counted(names: list[str]) -> str:

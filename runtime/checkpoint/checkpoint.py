@@ -1,6 +1,7 @@
 """One checkpoint: its tensors and metadata, its verification, and loading onto any mesh.
 
-A checkpoint is a folder with torch's Distributed Checkpoint files, `meta.json`, and the digest of that file's fields.
+A checkpoint is a folder with torch's Distributed Checkpoint files, `meta.json`, `details.json`, and the digest of the
+fields of `meta.json`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self, get_type_hints
+from typing import Any, Final, NamedTuple, Self, get_origin, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -39,6 +40,10 @@ META = "meta.json"
 META_DIGEST = "meta.sha256"
 """A file of the checkpoint: the digest of the fields of `meta.json`. Earlier readers refuse a field that they do not
 know, and check this file like any other. Checkpoints of earlier versions have none."""
+
+DETAILS = "details.json"
+"""A file of the checkpoint: the fields that earlier readers would refuse in `meta.json`. Those that a reader does not
+know are left out. Checkpoints of earlier versions have none."""
 
 WEIGHTS, OPTIMIZER = "model.", "optimizer."
 """Begin the names of a checkpoint's tensors."""
@@ -69,7 +74,7 @@ class SavePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMeta:
-    """Content of `meta.json`.
+    """Content of `meta.json` and `details.json`.
 
     Attributes:
         step: optimizer steps done.
@@ -78,13 +83,19 @@ class CheckpointMeta:
         model: digest of the names and shapes of the model's tensors, the same on every mesh.
         seed: the run's seed. With the step it is the whole random state.
         samples: sequences consumed by all ranks together: the data position.
-        corpus: digest of the corpus in whose order the position is.
+        corpus: digest of the corpus in whose order the position is, as of `Data`.
         world: ranks that saved.
         torch: version that saved.
         optimizer: the class of the optimizer; empty where the checkpoint does not record it.
         seq_len: tokens of a sequence, in which the position is counted; None where the checkpoint does not record it.
         format: of the checkpoint.
         files: bytes and CRC-32 per file.
+        updated: whether the optimizer had made an update; before its first it has no state.
+        model_class: the class of the model; empty where the checkpoint does not record it.
+        model_config: the fields of the model's config; empty where it has none, or the checkpoint does not record it.
+        tied: the names of its tied tensors, each with the one in whose memory it is.
+        constants: of the training, as `constants_of` returns them; empty where the checkpoint does not record them.
+        mesh: sizes of the axes of the mesh; empty where the checkpoint does not record it.
     """
 
     step: int
@@ -100,22 +111,34 @@ class CheckpointMeta:
     seq_len: int | None = None
     format: int = FORMAT
     files: Files = field(default_factory=dict)
+    updated: bool = True
+    model_class: str = ""
+    model_config: dict[str, Any] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    mesh: dict[str, int] = field(default_factory=dict)
 
 
-_FIELDS = {name: kind for name, kind in get_type_hints(CheckpointMeta).items() if name != "files"}
+_FIELDS = {
+    name: dict if get_origin(kind) is dict else kind
+    for name, kind in get_type_hints(CheckpointMeta).items()
+    if name != "files"
+}
 """The types of a checkpoint's fields; the entries of `files` are converted as they are read."""
+
+_IN_DETAILS: Final = ("updated", "model_class", "model_config", "tied", "constants", "mesh")
+"""The fields of `details.json`."""
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    """Return the tensors of model and optimizer by name, as references.
+    """Return the tensors of model and optimizer by name, as references; nothing is changed.
 
-    Loading into them loads into the training. Names are those of the plain model, on every mesh. The
-    optimizer's options are not among them: the program states them, and the learning rate follows from the
-    step.
+    Names are those of the plain model, on every mesh. The optimizer's options are not among them: the program states
+    them, and the learning rate follows from the step. A parameter that no update has reached has no state.
     """
     state = weights(model)
-    if not any(group["params"] for group in optimizer.param_groups):
-        return state  # a stage whose parameters are frozen; torch takes an empty state for a mistake
+    if not optimizer.state:
+        return state  # for which torch would make an update
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     for name, value in get_optimizer_state_dict(model, optimizer, options=options).items():
         if name.startswith("state."):
@@ -126,6 +149,27 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
                 )
             state[f"{OPTIMIZER}{name.removeprefix('state.')}"] = value
     return state
+
+
+def loadable_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """Return the tensors of a model and of an optimizer that has made no update; loading into them loads into both.
+
+    The optimizer gets the state that it has after an update, of every parameter and with any values: what is not loaded
+    is to be removed with :func:`forget_state`.
+    """
+    if any(group["params"] for group in optimizer.param_groups):  # else torch takes the empty state for a mistake
+        get_optimizer_state_dict(model, optimizer)
+    return training_state(model, optimizer)
+
+
+def forget_state(optimizer: torch.optim.Optimizer, tensors: Iterable[torch.Tensor]) -> None:
+    """Remove the state of the parameters to whose state tensors belong, as if no update had reached these."""
+    forgotten = {id(tensor) for tensor in tensors}
+    for part in (optimizer, *getattr(optimizer, "parts", ())):
+        for holder in (part, getattr(part, "sliced", part)):  # they share the state of a parameter
+            for parameter, state in list(holder.state.items()):
+                if any(id(value) in forgotten for value in state.values()):
+                    del holder.state[parameter]
 
 
 def weights(model: nn.Module) -> State:
@@ -150,7 +194,7 @@ def model_digest(model: nn.Module) -> str:
 
 
 def write_meta(folder: Path, meta: CheckpointMeta, files: Files, write: Callable[[Path, str], None]) -> None:
-    """Write `meta.json` and its digest.
+    """Write `details.json`, `meta.json` and its digest.
 
     Args:
         folder: of the checkpoint.
@@ -158,11 +202,16 @@ def write_meta(folder: Path, meta: CheckpointMeta, files: Files, write: Callable
         files: the checkpoint's other files.
         write: writes a text into a file.
     """
-    fields = asdict(meta) | {"files": files}
-    digest = folder / META_DIGEST
-    write(digest, _digest(fields))
-    own = {META_DIGEST: (digest.stat().st_size, checksum(digest))}
-    write(folder / META, json.dumps(fields | {"files": files | own}, indent=1))
+
+    def written(name: str, text: str) -> Files:
+        write(folder / name, text)
+        return {name: ((folder / name).stat().st_size, checksum(folder / name))}
+
+    fields = asdict(meta)
+    details = {name: fields.pop(name) for name in _IN_DETAILS}
+    files = files | written(DETAILS, json.dumps(details, indent=1))
+    files |= written(META_DIGEST, _digest(fields | {"files": files}))
+    write(folder / META, json.dumps(fields | {"files": files}, indent=1))
 
 
 def verified_meta(path: Path) -> CheckpointMeta:
@@ -195,9 +244,8 @@ def load(path: Path, state: State, *, other_model: bool = False) -> list[str]:
 
     Args:
         path: of a verified checkpoint.
-        state: as `training_state` returns it; written in place.
-        other_model: leave out what the checkpoint does not have with the same name and shape; its tensors
-            of the optimizer start at zero, as fresh ones do.
+        state: as `loadable_state` or `weights` returns it; written in place.
+        other_model: leave out what the checkpoint does not have with the same name and shape.
 
     Returns:
         The names that were left out.
@@ -212,9 +260,7 @@ def load(path: Path, state: State, *, other_model: bool = False) -> list[str]:
         saved = on_first_rank(lambda: _saved_shapes(path))
         left_out = [name for name, tensor in state.items() if saved.get(name) != tuple(tensor.shape)]
         for name in left_out:
-            tensor = wanted.pop(name)
-            if name.startswith(OPTIMIZER):
-                tensor.zero_()
+            del wanted[name]
     try:
         load_distributed(dict(wanted), storage_reader=SafeReader(path))
     except CheckpointException as error:
@@ -230,7 +276,9 @@ def _read_meta(path: Path) -> CheckpointMeta:
         if values["format"] > FORMAT:
             raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} was written by a newer LegoAI")
         files = {str(name): (int(size), int(crc)) for name, (size, crc) in values["files"].items()}
-        meta = CheckpointMeta(**values | {"files": files})
+        details = json.loads((path / DETAILS).read_text(encoding="utf-8")) if DETAILS in files else {}
+        known = {name: details[name] for name in _IN_DETAILS if name in details}
+        meta = CheckpointMeta(**values | known | {"files": files})
         problem = _damage_of_meta(path, meta, values)
     except FileNotFoundError as error:
         name = Path(str(error.filename)).name
@@ -248,7 +296,7 @@ def _damage_of_meta(path: Path, meta: CheckpointMeta, fields: Mapping[str, Any])
     """Return what is wrong with a `meta.json`, given as it was read and as its fields in the file; or nothing."""
     for name, kind in _FIELDS.items():
         value = getattr(meta, name)
-        if not isinstance(value, kind) or isinstance(value, bool):
+        if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             return f"is damaged: {name} is {value!r}"
     if META_DIGEST in meta.files and (path / META_DIGEST).read_text(encoding="utf-8") != _digest(fields):
         return "is damaged: its digest differs"

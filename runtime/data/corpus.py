@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.runtime.data import parquet, token_counts
+from legoai.runtime.data import content, parquet, token_counts
 from legoai.runtime.data.building import building
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
@@ -69,8 +69,9 @@ class Corpus:
 
     Attributes:
         name: as given on the command line.
-        digest: of the documents' names and sizes, or a dataset's fingerprint, and of their tokenizer; the same on every
-            machine that has the same files.
+        key: of the cache: digest of the files' names, sizes and times, or a dataset's fingerprint, and of their
+            tokenizer.
+        digest: of the tokens; the same on every machine that has the same texts.
         train: [tokens], unsigned, memory-mapped.
         validation: [tokens], unsigned, memory-mapped.
         counts: the file of how often each token occurs in each part.
@@ -81,6 +82,7 @@ class Corpus:
     """
 
     name: str
+    key: str
     digest: str
     train: NDArray[Any]
     validation: NDArray[Any]
@@ -117,51 +119,56 @@ def open_corpus(
         field: the field of a JSONL object, or the column of a Parquet file or a dataset, that holds the text.
         tokenizer: as of `tokens_of`.
         cache: folder for the files; the user's cache folder by default.
-        built: digest of the corpus that another process has built of the same arguments; if it is in the cache, the
+        built: key of the corpus that another process has built of the same arguments; if it is in the cache, the
             source is not read.
 
     Raises:
         RunError: the source is missing, has no text, or does not match its suffix; the tokenizer is missing; or there
             is no cache folder, or none that can be written.
     """
-    tokens, digest, left_out = tokens_of(tokenizer), built, ""
+    tokens, key, left_out = tokens_of(tokenizer), built, ""
     folder = (cache or cache_folder()) / "corpora"
-    if not digest or not _is_complete(folder, digest, tokens):
+    if not key or not _is_complete(folder, key, tokens):
         identities, documents, left_out = _read(source, field)
-        digest = _digest(identities, field, tokens)
-        if not _is_complete(folder, digest, tokens):
+        key = _key(identities, field, tokens)
+        if not _is_complete(folder, key, tokens):
             with _writing(folder):
-                _build(documents, _parts(folder, digest), _counts_file(folder, digest), source, tokens)
-    train, validation = (_open_tokens(part, tokens) for part in _parts(folder, digest))
+                _build(documents, folder, key, source, tokens)
+    train, validation = (_open_tokens(part, tokens) for part in _parts(folder, key))
     return Corpus(
         name=source,
-        digest=digest,
+        key=key,
+        digest=content.stored(_digest_file(folder, key), (train, validation)),
         train=train,
         validation=validation,
-        counts=_counts_file(folder, digest),
+        counts=_counts_file(folder, key),
         unit=tokens.unit,
         vocabulary=tokens.count,
         left_out=left_out,
     )
 
 
-def _is_complete(folder: Path, digest: str, tokens: Tokens) -> bool:
+def _is_complete(folder: Path, key: str, tokens: Tokens) -> bool:
     """Whether a corpus is in the cache, with as many tokens as were counted when it was built."""
     try:
-        sizes = [part.stat().st_size for part in _parts(folder, digest)]
+        sizes = [part.stat().st_size for part in _parts(folder, key)]
     except FileNotFoundError:
         return False
-    lengths = token_counts.lengths(_counts_file(folder, digest))
+    lengths = token_counts.lengths(_counts_file(folder, key))
     return sizes == [length * tokens.dtype.itemsize for length in lengths]
 
 
-def _parts(folder: Path, digest: str) -> list[Path]:
+def _parts(folder: Path, key: str) -> list[Path]:
     """The files of a corpus."""
-    return [folder / f"{digest[:32]}.{part}.bin" for part in ("train", "validation")]
+    return [folder / f"{key[:32]}.{part}.bin" for part in ("train", "validation")]
 
 
-def _counts_file(folder: Path, digest: str) -> Path:
-    return folder / f"{digest[:32]}.counts.npy"
+def _counts_file(folder: Path, key: str) -> Path:
+    return folder / f"{key[:32]}.counts.npy"
+
+
+def _digest_file(folder: Path, key: str) -> Path:
+    return folder / f"{key[:32]}.digest"
 
 
 def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes], str]:
@@ -281,7 +288,7 @@ def _within(source: Path) -> Iterator[Path]:
         yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
-def _digest(identities: Iterable[str], field: str, tokens: Tokens) -> str:
+def _key(identities: Iterable[str], field: str, tokens: Tokens) -> str:
     digest = hashlib.sha256(f"{FORMAT_VERSION}:{field}".encode())
     if tokens.identity:
         digest.update(f"\n{tokens.identity}".encode())
@@ -396,11 +403,12 @@ def _without_separators(texts: Iterable[bytes], source: str) -> Iterator[bytes]:
         yield text
 
 
-def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: str, tokens: Tokens) -> None:
+def _build(documents: Iterable[bytes], place: Path, key: str, source: str, tokens: Tokens) -> None:
     """Write all files under temporary names and rename them, the parts last; two builders write the same bytes."""
     if tokens.unit == Bytes.unit:
         documents = _without_separators(documents, source)
-    with building(counts.parent) as folder:
+    parts, counts, digest = _parts(place, key), _counts_file(place, key), _digest_file(place, key)
+    with building(place) as folder:
         drafts = [folder / part.name for part in parts]
         number = 0
         with drafts[0].open("wb") as train, drafts[1].open("wb") as validation:
@@ -418,9 +426,10 @@ def _build(documents: Iterable[bytes], parts: list[Path], counts: Path, source: 
             _split_tail(drafts[0], drafts[1], tokens.dtype.itemsize)
         written = [_open_tokens(draft, tokens) for draft in drafts]
         token_counts.save(folder / counts.name, token_counts.count(written, tokens.count))
+        content.save(folder / digest.name, content.digest(written))
         for draft in drafts:
             sync(draft)
-        for file in (counts, *parts):
+        for file in (counts, digest, *parts):
             (folder / file.name).replace(file)
 
 

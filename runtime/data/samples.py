@@ -55,6 +55,7 @@ class Data(Protocol):
 
     Attributes:
         name: as given on the command line.
+        key: of the data in this machine's cache.
         digest: the same on every machine that has the same data.
         tokens: one more than the largest token that a text can have; None where there is no text.
         unit: name of a token.
@@ -62,6 +63,7 @@ class Data(Protocol):
     """
 
     name: str
+    key: str
     digest: str
     tokens: int | None
     unit: str
@@ -96,15 +98,15 @@ def check_vocabulary(data: Data, vocabulary: int | None) -> None:
         )
 
 
-def check_equal(data: Data, digest: str) -> Data:
+def check_equal(data: Data, key: str) -> Data:
     """Check that a dataset is the one of rank 0, and return it; it may have changed on the Hub between two hosts.
 
-    Files of several hosts may have different times, so that their digests are not compared.
+    Files of several hosts may have different times, so that their keys are not compared.
 
     Raises:
         RunError: it is another one.
     """
-    if data.name.startswith(HF_DATASET) and data.digest != digest:
+    if data.name.startswith(HF_DATASET) and data.key != key:
         raise RunError(
             RunErrorCode.DATA_DIFFERS,
             f"{data.name} is another dataset on this host than on that of rank 0",
@@ -155,7 +157,7 @@ class TextData:
 
     def __init__(self, corpus: Corpus, reads: Reads, *, seq_len: int) -> None:
         self.corpus = corpus
-        self.name, self.digest = corpus.name, corpus.digest
+        self.name, self.key, self.digest = corpus.name, corpus.key, corpus.digest
         self.tokens, self.unit = corpus.vocabulary, corpus.unit
         self.left_out = corpus.left_out
         self._reads = reads
@@ -239,7 +241,7 @@ class SyntheticData:
         self._reads = reads
         self._seq_len = seq_len
         self._dtype = dtype
-        self.digest = f"{SYNTHETIC}:1:{reads}:{seq_len}"
+        self.key = self.digest = f"{SYNTHETIC}:1:{reads}:{seq_len}"
         self.patterns = min(reads.classes, CLASSES) if isinstance(reads, Images) else PATTERNS
 
     def stream(self, *, validation: bool, micro_batch: int, rank: int, degree: int, seed: int | None) -> Stream:

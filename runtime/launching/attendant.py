@@ -18,7 +18,7 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from legoai.runtime.launching.signals import end_with_parent, raise_at_interruptions
+from legoai.runtime.launching.signals import end_at_interruptions, end_with_parent, raise_at_interruptions
 
 INTERVAL_SECONDS: Final = 2.0
 """Between two looks of the thread, in a world of up to 500 ranks; more ranks look more seldom."""
@@ -55,6 +55,12 @@ def attend() -> None:
 
     atexit.register(leave)
     thread.start()
+
+
+def dismiss() -> None:
+    """Let SIGINT end the process, if torchrun has started it: `KeyboardInterrupt` would be printed by exit handlers."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_at_interruptions()
 
 
 def _attend(parent: int, leaving: threading.Event) -> None:

@@ -110,7 +110,8 @@ def release_signals() -> None:
 def end_at_interruptions() -> None:
     """End this process at SIGINT without a traceback until :func:`raise_at_interruptions`; deliver held signals.
 
-    While modules are imported `KeyboardInterrupt` would be printed, and some of their code drops it.
+    While modules are imported, and while the process exits, `KeyboardInterrupt` would be printed, and some code drops
+    it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -42,11 +43,17 @@ FAILURE_SECONDS = 8
 _ENDED = (-signal.SIGTERM, 128 + signal.SIGTERM)
 """Statuses of a rank that the agent has ended."""
 
+_KILLED = "a host without memory ends processes so: see its kernel log; or someone did"
+"""Help where a process was ended by SIGKILL."""
+
 _ABORTED = (
     "its own output is above; a collective that times out over NCCL ends its rank so, and `torchfrtrace` finds the "
     "rank that is behind in `flight_recorder`, in the run's folder"
 )
 """Help where a rank was ended by SIGABRT."""
+
+_PROGRAM = "legoai.runtime.launching.program"
+"""The module that each rank runs."""
 
 _LAUNCHER = "LEGOAI_LAUNCHER"
 """The process that started the agent, which ends with it."""
@@ -63,8 +70,8 @@ def launch(
     """Run a program under torchrun on this machine, and wait for it.
 
     SIGINT, SIGTERM and SIGHUP are passed on once: the ranks finish their step, save and leave. SIGHUP is ignored where
-    it was, as under `nohup`. No process outlives this call, and where this process is killed the ranks save and leave
-    as after SIGTERM.
+    it was, as under `nohup`. No rank outlives this call: where the agent is killed it is reported, and the ranks save
+    and leave as after SIGTERM. So they do where this process is killed.
 
     Args:
         program: a Python file. Its own folder is not one from which it imports.
@@ -88,13 +95,17 @@ def launch(
     with ExitStack() as left:
         with held_signals():  # also in the agent, until it can end without a traceback
             agent = subprocess.Popen(
-                [*command, "--module", "legoai.runtime.launching.program", folders, str(program), *arguments],
+                [*command, "--module", _PROGRAM, folders, str(program), *arguments],
                 env=_environment(nproc) | ({} if text is None else {DIGEST: digest(text)}),
                 start_new_session=True,  # a terminal's Ctrl-C reaches the agent through us, once
             )
             left.callback(_end, agent)
-            left.enter_context(_forward_signals(agent))
+            forwarded = left.enter_context(_forward_signals(agent))
         status = agent.wait()
+        if status < 0:
+            if -status not in forwarded:
+                print(_agent_ended(-status), file=sys.stderr, flush=True)
+            _end_ranks()
     return 128 - status if status < 0 else status
 
 
@@ -121,22 +132,66 @@ def _end(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
+def _agent_ended(number: int) -> RunError:
+    return RunError(
+        RunErrorCode.AGENT_ENDED,
+        f"torchrun's agent was ended by {_signal_name(number)}; its ranks save and leave, within {SHUTDOWN_SECONDS} s",
+        help=_KILLED if number == signal.SIGKILL else "look for what ended it",
+    )
+
+
+def _end_ranks() -> None:
+    """Let the ranks of an agent that has ended save and leave, and end those that do not; only Linux can find them."""
+    for rank in _ranks():  # those that are not under way yet would not notice
+        _send(rank, signal.SIGTERM)
+    if _outlive(SHUTDOWN_SECONDS):
+        for rank in _ranks():
+            _send(rank, signal.SIGKILL)
+        _outlive(FAILURE_SECONDS)
+
+
+def _outlive(seconds: float) -> bool:
+    """Wait until there are no ranks, for some seconds at most; return whether there still are."""
+    until = time.monotonic() + seconds
+    while _ranks():
+        if time.monotonic() > until:
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def _ranks() -> list[int]:
+    """Return the processes of ranks that an agent of this process has started."""
+    found, launcher = [], f"{_LAUNCHER}={os.getpid()}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # of others, or gone
+            words, environment = ((place / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            if launcher in environment and _PROGRAM.encode() in words:
+                found.append(int(place.name))
+    return found
+
+
+def _send(process: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
 @contextmanager
-def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[None]:
-    sent = False
+def _forward_signals(agent: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Pass on the first signal; yield what was passed on."""
+    sent: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        nonlocal sent
-        if sent:
+        if sent or agent.returncode is not None:
             print(f"still saving; the ranks are ended after {SHUTDOWN_SECONDS} s", file=sys.stderr, flush=True)
         else:
-            sent = True
+            sent.append(number)
             agent.send_signal(number)
 
     heard = [number for number in FORWARDED if not is_ignored_hangup(number)]
     previous: dict[signal.Signals, Any] = {number: signal.signal(number, forward) for number in heard}
     try:
-        yield
+        yield sent
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -218,7 +273,7 @@ def _unreported(rank: int, status: int, silent: Sequence[int]) -> RunError:
     if status == -signal.SIGABRT and silent:
         return RunError(RunErrorCode.NO_ANSWER, f"{cause}, and {unanswered(silent)}", help=f"{LOOK_THERE}; {_ABORTED}")
     help = {
-        -signal.SIGKILL: "a host without memory ends processes so: see its kernel log; or someone did",
+        -signal.SIGKILL: _KILLED,
         -signal.SIGABRT: _ABORTED,
     }.get(status, "its own output is above")
     return RunError(RunErrorCode.RANK_ENDED, cause, help=help)

@@ -28,6 +28,9 @@ from legoai.specs.published.pieces import Piece, published_shapes
 DRAFT: Final = ".tmp"
 """Ends the name of a folder in which another is being written."""
 
+WITH_ITS_PLAN: Final = "export it with the plan that it was trained with"
+"""What helps where a checkpoint is of another model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Exported:
@@ -65,7 +68,8 @@ def export(
         say: called with a message for each file that is written.
 
     Raises:
-        RunError: the checkpoint is of another model, or cannot be read; or the folder exists, or cannot be written.
+        RunError: the checkpoint has not the tensors of the model, or cannot be read; or the folder exists, or cannot
+            be written.
     """
     check_installed(folder)
     if folder.exists():
@@ -186,7 +190,7 @@ class _Source:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
             f"checkpoint {self._checkpoint} is not of the plan's model: it {has}, which is {list(shape)} there",
-            help="export it with the plan that it was trained with",
+            help=WITH_ITS_PLAN,
         )
 
 

@@ -87,21 +87,21 @@ def config_warnings(whole: WholeModel, folder: Folder) -> Iterator[str]:
         if changes and published is None:
             raise RunError(
                 RunErrorCode.WEIGHTS_OTHER_MODEL,
-                f"{config} has no {field}, and the plan's model {_shown(own)}: the weights may mean something else "
+                f"{config} has no {field}, and the plan's model {shown(own)}: the weights may mean something else "
                 "there",
-                help=f"where the published model has {_shown(own)} too, add it to {CONFIG}",
+                help=f"where the published model has {shown(own)} too, add it to {CONFIG}",
             )
         if changes:
             raise RunError(
                 RunErrorCode.WEIGHTS_OTHER_MODEL,
-                f"{config} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: the weights mean "
+                f"{config} has {field} = {shown(published)}, and the plan's model {shown(own)}: the weights mean "
                 "something else there",
                 help=f'model huggingface("{config}") is the published one'
                 if compared is folder.config and (builtin or field == "model_type")
                 else "give the plan's model the value of the published one",
             )
         yield (
-            f"{config} has {field} = {_shown(published)}, and the plan's model {_shown(own)}: with these weights it "
+            f"{config} has {field} = {shown(published)}, and the plan's model {shown(own)}: with these weights it "
             "computes something else than what was published"
         )
 
@@ -125,7 +125,8 @@ def _completed(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return completed
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value of a config in a message."""
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -56,11 +56,12 @@ class WholeModel:
             else:
                 tied[name] = first[id(tensor)]
         config: Any = getattr(model, "config", None)
-        builtin = config if type(model).__module__.startswith("legoai.specs.models.") and has_map(config) else None
+        own = config if type(model).__module__.startswith("legoai.specs.models.") else None
+        builtin = own if has_map(own) else None
         found: Alternatives | None = None
         fields: dict[str, Any] = {}
-        if builtin is not None:
-            found, fields = partial(published, builtin), nearest_config(builtin)
+        if own is not None:
+            found, fields = None if builtin is None else partial(published, builtin), nearest_config(own)
         elif type(model).__module__.startswith("transformers.") and config is not None:
             found, fields = published_by_transformers(model), config.to_dict()
         return cls(

@@ -30,7 +30,9 @@ def start_with_weights(place: Path, training: Training, options: RunOptions, log
         path, event, what = place, {}, f"published weights of {place}"
     else:
         path, meta = named_checkpoint(place, option="--load-weights", warn=warn)
-        left_out = load_weights(path, meta, training, other_plan=others)
+        left_out, notices = load_weights(path, meta, training, other_plan=others)
+        for notice in notices:
+            warn(notice)
         event, what = {"step": meta.step}, f"weights of {path}"
     log.event("weights", path=str(path), **event, left_out=left_out)
     log.say(f"{what}; the optimizer starts afresh")

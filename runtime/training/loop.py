@@ -29,13 +29,13 @@ from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, set_s
 from legoai.runtime.parallelism.mesh import coordinate_along
 from legoai.runtime.process_group import on_first_rank
 from legoai.runtime.training.batches import Batches
+from legoai.runtime.training.constants import mesh_of, optimizer_name
 from legoai.runtime.training.first_weights import start_with_weights
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.resume import (
     differences,
     find_checkpoint,
     followed_already,
-    optimizer_name,
     restore,
 )
 from legoai.runtime.training.saving import Saving
@@ -89,6 +89,7 @@ class TrainingLoop:
         self.started = started
         self.loss_of_folder = loss_of_folder
         self.step = 0
+        self.updated = False
         training.control.asked_to_stop = lambda: stop.signal is not None
         if options.on_nan == "stop":
             training.control.on_gradients.insert(0, self._check_finite)
@@ -160,6 +161,7 @@ class TrainingLoop:
         if batches.taken * self.recipe.micro_batch * self.training.degree != samples:
             raise self._wrong_count(batches.taken, samples)
         self._stopping = result.stops
+        self.updated |= result.finite
         self.step += 1
         self.device.synchronize()
         seconds = time.perf_counter() - started
@@ -239,7 +241,7 @@ class TrainingLoop:
                 start_with_weights(self.options.load_weights, training, options, log)
             return 0
         path, meta = found
-        left_out = restore(path, meta, training, other_plan=self.options.resume_other_plan)
+        left_out, notices = restore(path, meta, training, other_plan=self.options.resume_other_plan)
         self.step, self.stream.consumed = meta.step, meta.samples
         if training.scheduler is not None:
             set_schedule_step(training.scheduler, self.step)
@@ -247,15 +249,18 @@ class TrainingLoop:
         log.say(f"resumed from {path}")
         if self.checkpoints is not None and self.step < self.options.steps:
             self.checkpoints.remove_before(path)
-        for notice in differences(
+        notices += differences(
             meta,
             plan_hash=self.recipe.plan_hash,
             optimizer=optimizer_name(training.optimizer),
+            constants=self.saving.constants,
+            mesh=mesh_of(training),
             seed=training.seed,
             seq_len=self.recipe.seq_len,
             data=self.data,
             left_out=left_out,
-        ):
+        )
+        for notice in notices:
             log.say(f"note: {notice}")
         if self.options.load_weights is not None:
             log.say(f"note: {options.load_weights} is for a new training, and this one resumes; {path} has its weights")
@@ -325,7 +330,7 @@ class TrainingLoop:
             with contextlib.suppress(RunError):  # of a checkpoint that was being written when the folder went
                 self.saving.finish(log)
         if lost is None or lost.code == RunErrorCode.FOLDER_GONE:
-            self.saving.save(log, self.step, samples=self.stream.consumed)
+            self.saving.save(log, self.step, samples=self.stream.consumed, updated=self.updated)
         if lost is not None:
             self.saving.finish(log)
             if self.checkpoints is not None and lost.code == RunErrorCode.FOLDER_GONE:
@@ -422,7 +427,7 @@ class TrainingLoop:
 def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
-    def opened(digest: str = "") -> Data:
+    def opened(key: str = "") -> Data:
         data = open_data(
             options.data,
             recipe.reads,
@@ -430,16 +435,16 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             dtype=recipe.master_dtype,
             field=options.data_field,
             tokenizer=options.tokenizer,
-            built=digest,
+            built=key,
         )
         check_vocabulary(data, recipe.vocab_size)
         return data
 
     def built() -> tuple[str, str]:
         data = opened()
-        return data.digest, data.left_out
+        return data.key, data.left_out
 
-    digest, left_out = patiently_on_first_rank("data", built)
-    data = check_equal(opened(digest), digest)
+    key, left_out = patiently_on_first_rank("data", built)
+    data = check_equal(opened(key), key)
     data.left_out = left_out
     return data

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Final
-
-import torch
+from typing import Any, Final
 
 from legoai.runtime.checkpoint.checkpoint import (
     META,
@@ -15,18 +13,22 @@ from legoai.runtime.checkpoint.checkpoint import (
     WEIGHTS,
     CheckpointMeta,
     State,
+    forget_state,
     load,
+    loadable_state,
     optimizer_state_kinds,
     saved_names,
-    training_state,
     verified_meta,
     weights,
 )
 from legoai.runtime.checkpoint.folder import Checkpoints
+from legoai.runtime.data.content import is_of_files
 from legoai.runtime.data.samples import Data
 from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
+from legoai.runtime.published.saved_model import check_model
+from legoai.runtime.training.constants import listed_differences, optimizer_name
 from legoai.runtime.training.state import Training
 
 _AFRESH: Final = "choose another --out to start afresh"
@@ -100,14 +102,16 @@ def named_checkpoint(path: Path, *, option: str, warn: Callable[[str], None]) ->
     return found
 
 
-def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
-    """Load a checkpoint into model and optimizer; return the names of tensors that it lacks.
+def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> tuple[list[str], list[str]]:
+    """Load a checkpoint into model and optimizer; return the names of tensors that it lacks, and what its model has.
+
+    The latter are sentences about differences from the plan's model.
 
     Raises:
         RunError: it is of another model or another optimizer, and `other_plan` does not allow that.
     """
-    _check_model(path, meta, training, other_plan=other_plan, otherwise=_AFRESH)
-    state = training_state(training.model, training.optimizer)
+    notices = _check_model(path, meta, training, other_plan=other_plan, otherwise=_AFRESH)
+    state = loadable_state(training.model, training.optimizer)
     names, kept = set().union(*gather_objects(_of_optimizer(state))), _of_optimizer(saved_names(path))
     own, saved = optimizer_state_kinds(names), optimizer_state_kinds(kept)
     # Of a parameter that never had a gradient the optimizer kept nothing, as of one that no update has reached.
@@ -121,7 +125,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
             "go on from its step with fresh state where it has none",
         )
-    if own != saved and not other_plan:
+    if own != saved and meta.updated and not other_plan:
         keeps = "keep" if hasattr(training.optimizer, "parts") else "keeps"
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
@@ -131,18 +135,27 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
             "go on from its step with a fresh optimizer",
         )
     other = meta.model != training.digest or own != saved or not names <= kept
-    return _left_out(path, state, other_model=other, otherwise=_AFRESH)
+    left_out = _left_out(path, state, other_model=other, otherwise=_AFRESH)
+    afresh = {_parameter(name) for name in _of_optimizer(left_out)}
+    left_out = sorted({*left_out, *(name for name in names if _parameter(name) in afresh)})
+    forget_state(training.optimizer, [tensor for name, tensor in state.items() if _parameter(name) in afresh])
+    if meta.model != training.digest or (own != saved and meta.updated):
+        return left_out, notices
+    left_out = [name for name in left_out if not name.startswith(OPTIMIZER) or _parameter(name) in parameters]
+    return left_out, notices
 
 
-def load_weights(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool) -> list[str]:
-    """Load only the weights of a checkpoint; return the names of those that it lacks.
+def load_weights(
+    path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool
+) -> tuple[list[str], list[str]]:
+    """Load only the weights of a checkpoint; return the same as :func:`restore`.
 
     Raises:
         RunError: it is of another model, and `other_plan` does not allow that.
     """
-    _check_model(path, meta, training, other_plan=other_plan, otherwise=_DRAWN)
+    notices = _check_model(path, meta, training, other_plan=other_plan, otherwise=_DRAWN)
     other = meta.model != training.digest
-    return _left_out(path, weights(training.model), other_model=other, otherwise=_DRAWN)
+    return _left_out(path, weights(training.model), other_model=other, otherwise=_DRAWN), notices
 
 
 def _left_out(path: Path, state: State, *, other_model: bool, otherwise: str) -> list[str]:
@@ -178,19 +191,17 @@ def _parameter(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _check_model(path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool, otherwise: str) -> None:
+def _check_model(
+    path: Path, meta: CheckpointMeta, training: Training, *, other_plan: bool, otherwise: str
+) -> list[str]:
     if meta.model != training.digest and not other_plan:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
             f"checkpoint {path} is of another model (plan {meta.plan}): its tensors have other names or shapes",
             help=f"pass --resume-other-plan to load what has the same name and shape, or {otherwise}",
         )
-
-
-def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the class of an optimizer; for a sharded one, of the inner optimizer; for several, of each."""
-    parts = getattr(optimizer, "parts", (optimizer,))
-    return " and ".join(type(getattr(part, "sliced", part)).__name__ for part in parts)
+    help = f"give the plan's model the value of the checkpoint's, pass --resume-other-plan to load it, or {otherwise}"
+    return check_model(path, meta, training.whole, others=other_plan, help=help)
 
 
 def _listed(kinds: set[str]) -> str:
@@ -198,18 +209,33 @@ def _listed(kinds: set[str]) -> str:
 
 
 def differences(
-    meta: CheckpointMeta, *, plan_hash: str, optimizer: str, seed: int, seq_len: int, data: Data, left_out: list[str]
+    meta: CheckpointMeta,
+    *,
+    plan_hash: str,
+    optimizer: str,
+    constants: Mapping[str, Any],
+    mesh: Mapping[str, int],
+    seed: int,
+    seq_len: int,
+    data: Data,
+    left_out: list[str],
 ) -> list[str]:
-    """Return notices about a run that does not continue exactly as it was."""
+    """Return notices about a run that does not continue exactly as it was, apart from those about its model."""
     notices = []
     if meta.plan_hash != plan_hash:
-        notices.append(f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another")
+        notices.append(
+            f"the checkpoint is of plan {meta.plan} {meta.plan_hash[:19]}; this plan's hash is another"
+            + _what_differs(meta, constants, mesh)
+        )
     if meta.optimizer not in ("", optimizer):
         notices.append(f"the checkpoint's optimizer was {meta.optimizer}; the training goes on with {optimizer}")
     if meta.seed != seed:
         notices.append(f"the checkpoint's seed was {meta.seed}; the data continues in the order of seed {seed}")
-    if meta.corpus != data.digest:
-        notices.append(f"the checkpoint is of another corpus; {data.name} is read from the same sample number")
+    if meta.corpus not in (data.digest, data.key):
+        what = "is of another corpus"
+        if is_of_files(meta.corpus):
+            what = "is of an earlier version, and of a corpus whose files had other names, sizes or times"
+        notices.append(f"the checkpoint {what}; {data.name} is read from the same sample number")
     if meta.seq_len not in (None, seq_len):
         notices.append(
             f"the checkpoint's sequences have {meta.seq_len} tokens; {data.name} is read from the same sample number "
@@ -218,6 +244,21 @@ def differences(
     if left_out:
         notices.append(fresh_tensors(left_out, lacking="in the checkpoint"))
     return notices
+
+
+def _what_differs(meta: CheckpointMeta, constants: Mapping[str, Any], mesh: Mapping[str, int]) -> str:
+    """Continue the notice of another plan by what else differs, where the checkpoint records it."""
+    if not meta.constants:
+        return ""
+    meshes = ""
+    if meta.mesh != mesh:
+        meshes = f"mesh {', '.join(f'{name} = {size}' for name, size in meta.mesh.items())} → "
+        meshes += ", ".join(f"{name} = {size}" for name, size in mesh.items())
+    changed = listed_differences(meta.constants, constants)
+    if changed:
+        return f", with other constants of the training: {changed}" + (f"; and another {meshes}" if meshes else "")
+    same = "of optimizer, learning rate and batch"
+    return f", with the same constants {same}, and another {meshes}" if meshes else f", with the same constants {same}"
 
 
 def fresh_tensors(names: list[str], *, lacking: str) -> str:

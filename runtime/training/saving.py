@@ -13,8 +13,10 @@ from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, training_state
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.checkpoint.writer import CheckpointWriter, Writing
 from legoai.runtime.metrics.log import MetricsLog
+from legoai.runtime.process_group import gather_objects
+from legoai.runtime.published.saved_model import recorded_config
+from legoai.runtime.training.constants import constants_of, mesh_of, optimizer_name
 from legoai.runtime.training.recipe import Recipe
-from legoai.runtime.training.resume import optimizer_name
 from legoai.runtime.training.state import Training
 
 
@@ -44,10 +46,18 @@ class Saving:
         self.recipe = recipe
         self.training = training
         self.corpus = corpus
+        self.constants = constants_of(recipe, training)
         self.writer = CheckpointWriter(checkpoints, pinned=pinned) if checkpoints is not None and asynchronous else None
 
-    def save(self, log: MetricsLog, step: int, *, samples: int) -> None:
-        """Save the training after a step, with the data position; or begin to, when the one before is finished."""
+    def save(self, log: MetricsLog, step: int, *, samples: int, updated: bool) -> None:
+        """Save the training after a step; or begin to, when the one before is finished.
+
+        Args:
+            log: of the run.
+            step: that is done.
+            samples: the data position.
+            updated: whether this run has made an update.
+        """
         if self.checkpoints is None:
             return
         started = time.perf_counter()
@@ -64,6 +74,12 @@ class Saving:
             torch=torch.__version__,
             optimizer=optimizer_name(training.optimizer),
             seq_len=self.recipe.seq_len,
+            updated=any(gather_objects(updated or bool(training.optimizer.state))),
+            model_class=training.whole.kind,
+            model_config=recorded_config(training.whole),
+            tied=dict(training.whole.tied),
+            constants=self.constants,
+            mesh=mesh_of(training),
         )
         state = training_state(training.model, training.optimizer)
         if self.writer is not None:

@@ -23,7 +23,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.float8 import float8_products
 from legoai.runtime.initialize import cast_parameters, materialize
-from legoai.runtime.launching.attendant import attend
+from legoai.runtime.launching.attendant import attend, dismiss
 from legoai.runtime.launching.failures import explained
 from legoai.runtime.launching.lock import LockedFolder, locked
 from legoai.runtime.launching.options import PLANNED, RunOptions, parse_options
@@ -69,6 +69,8 @@ class Trainer(Recipe):
                 told = explained(error)
             report_error(told, error)
             _leave(told)
+        finally:
+            dismiss()
         if history.stopped_by is not None:
             sys.exit(128 + history.stopped_by)
 

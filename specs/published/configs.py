@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig
+from legoai.specs.models.configs import DeepSeekConfig, GPTConfig, LlamaConfig, MixtralConfig, ModelConfig, ViTConfig
 
 
 class NotPublishedError(ValueError):
@@ -39,20 +39,16 @@ def published_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def nearest_config(config: ModelConfig) -> dict[str, Any]:
-    """Return the fields of the nearest `config.json` for a built-in model, to compare them with those of weights.
-
-    Raises:
-        NotPublishedError: no class of `transformers` computes nearly the same.
-    """
+    """Return the fields of the nearest `config.json` for a built-in model, to compare them with those of weights."""
     if isinstance(config, GPTConfig):
         return _gpt(config)
     if isinstance(config, MixtralConfig):
         return _mixtral(config)
     if isinstance(config, DeepSeekConfig):
         return _deepseek(config)
-    if isinstance(config, LlamaConfig):
-        return _llama(config)
-    raise NotPublishedError("no class of transformers is known to compute the same")
+    if isinstance(config, ViTConfig):
+        return _vit(config)
+    return _llama(config)
 
 
 def _check(config: ModelConfig) -> None:
@@ -61,6 +57,8 @@ def _check(config: ModelConfig) -> None:
     Raises:
         NotPublishedError: none does.
     """
+    if isinstance(config, ViTConfig):
+        raise NotPublishedError("no class of transformers is known to compute the same")
     if isinstance(config, GPTConfig) and not config.bias:
         raise NotPublishedError("GPT-2 of transformers has biases, and bias = false leaves them out")
     if isinstance(config, MixtralConfig):
@@ -224,6 +222,13 @@ def _gpt(config: GPTConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.tie_embeddings,
         **_TOKENS,
     }
+
+
+def _vit(config: ViTConfig) -> dict[str, Any]:
+    return {"model_type": "vit", "hidden_size": config.dim, "num_hidden_layers": config.n_layers,
+            "num_attention_heads": config.n_heads, "intermediate_size": config.hidden_dim,
+            "image_size": config.image_size, "patch_size": config.patch_size, "num_channels": config.n_channels,
+            "layer_norm_eps": config.norm_eps}  # fmt: skip
 
 
 class Difference(NamedTuple):

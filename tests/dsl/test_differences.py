@@ -360,6 +360,8 @@ LOADS = [
     ([("weight_decay = 0.1)", "weight_decay = 0.1) { layers.** = muon(lr = 0.02) }")], "weights", "momentum_buffer"),
     ([('"tiny")', '"tiny", n_layers = 3)')], "partly", "is gone"),
     ([('"tiny")', '"tiny", hidden_dim = 256)')], "partly", "has another shape"),
+    ([('"tiny")', '"tiny", n_heads = 4, n_kv_heads = 2)')], "partly", "num_attention_heads is another: 8 → 4"),
+    ([('"tiny")', '"tiny", rope_theta = 1e4)')], "resumes", "rope_theta is another: 500000.0 → 10000.0"),
 ]
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from legoai.dsl.differences.checkpoints import optimizer_state
 from legoai.dsl.lint import lint
-from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, training_state
+from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, loadable_state
 from support.command_line import GOOD, called, here, started
 
 __all__ = ["here"]
@@ -332,7 +332,7 @@ def test_optimizer_state_equals_checkpoint_contents(optimizer: str):
     model = nn.Linear(2, 2)
     made = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[optimizer.partition("(")[0]]
     options = {"momentum": 0.9} if "momentum" in optimizer else {}
-    held = training_state(model, made(model.parameters(), **options))
+    held = loadable_state(model, made(model.parameters(), **options))
     kept = {
         name.removeprefix(OPTIMIZER).removeprefix("weight.") for name in held if name.startswith(f"{OPTIMIZER}weight.")
     }

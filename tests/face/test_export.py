@@ -77,6 +77,13 @@ def test_exported_checkpoint_of_two_ranks_equals_transformers(gloo, here, capsys
     status, _, err = called(capsys, "export", "other.plan", "-o", "other", "--checkpoint", "runs/small")
     assert status == 1 and "error[RUN022]" in err and "[384, 128], which is [256, 128] there" in err
     assert {path.name for path in here.glob("other*")} == {"other.plan"}
+    for change, what in (
+        ("n_heads = 4, n_kv_heads = 2", "num_attention_heads = 8, and the plan's model 4"),
+        ("rope_theta = 1e4", "rope_theta = 500000, and the plan's model 10000"),
+    ):
+        Path("other.plan").write_text(text.replace('"tiny"', f'"tiny", {change}'), encoding="utf-8")
+        status, _, err = called(capsys, "export", "other.plan", "-o", "other", "--checkpoint", "runs/small")
+        assert status == 1 and "error[RUN022]" in err and what in err and "help: export it with the plan" in err
 
 
 @pytest.mark.parametrize(

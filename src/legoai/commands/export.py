@@ -84,12 +84,12 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
     import torch
 
     from legoai.lowering.start import run_folder
-    from legoai.runtime.checkpoint.checkpoint import META
     from legoai.runtime.device import Device
     from legoai.runtime.errors import RunError, RunErrorCode
     from legoai.runtime.process_group import process_group
-    from legoai.runtime.published.export import export
+    from legoai.runtime.published.export import WITH_ITS_PLAN, export
     from legoai.runtime.published.matching import check_map
+    from legoai.runtime.published.saved_model import check_model
     from legoai.runtime.training.resume import named_checkpoint
 
     whole = _whole_model(plan, analysis)
@@ -103,8 +103,8 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
             help=f"train it first with `legoai run {arguments.file}`, or name another checkpoint by --checkpoint",
         )
     with process_group(Device.choose("cpu"), timeout_seconds=600):
-        path, _ = named_checkpoint(place, option="--checkpoint", warn=lambda text: announce(f"warning: {text}"))
-        assert (path / META).is_file(), "it is verified"
+        path, meta = named_checkpoint(place, option="--checkpoint", warn=lambda text: announce(f"warning: {text}"))
+        check_model(path, meta, whole, others=False, strict=True, help=WITH_ITS_PLAN)
         found = export(
             path,
             arguments.output,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from legoai.runtime.data import token_counts
+from legoai.runtime.data import content, token_counts
 from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.errors import RunError, RunErrorCode
 
@@ -51,6 +51,26 @@ def test_a_changed_file_is_read_again(tmp_path):
     after = open_corpus(str(path), cache=tmp_path / "cache")
     assert b"one" in before.train.tobytes() and b"one" not in after.train.tobytes()
     assert before.digest != after.digest
+
+
+def test_digest_is_of_the_tokens_whatever_the_file(tmp_path):
+    text = "one " * 100
+    first = open_corpus(str(write(tmp_path / "a.txt", text)), cache=tmp_path / "cache")
+    os.utime(tmp_path / "a.txt", ns=(1, 1))
+    places = [tmp_path / "a.txt", write(tmp_path / "b.txt", text)]
+    again = [open_corpus(str(path), cache=tmp_path / "cache") for path in places]
+    assert {one.digest for one in again} == {first.digest} and len({first.key, *(one.key for one in again)}) == 3
+    assert open_corpus(str(write(tmp_path / "c.txt", text[1:])), cache=tmp_path / "cache").digest != first.digest
+
+
+@pytest.mark.parametrize("text", [None, "", "tokens:12", "\xff"])
+def test_digest_that_is_not_there_is_computed(tmp_path, text):
+    source = str(write(tmp_path / "a.txt", "one " * 100))
+    first = open_corpus(source, cache=tmp_path)
+    [file] = (tmp_path / "corpora").glob("*.digest")
+    written = file.read_text()
+    file.unlink() if text is None else file.write_text(text, encoding="latin-1")
+    assert open_corpus(source, cache=tmp_path).digest == first.digest and file.read_text() == written
 
 
 def test_end_of_a_single_file_is_the_validation_split(tmp_path):
@@ -207,9 +227,9 @@ def test_counts_need_no_writable_cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("part", ["train", "validation"])
 @pytest.mark.parametrize("length", [100, 0])
-@pytest.mark.parametrize("by_digest", [False, True])
+@pytest.mark.parametrize("by_key", [False, True])
 @pytest.mark.parametrize("is_counted", [False, True])
-def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest, is_counted):
+def test_truncated_cache_is_built_again(tmp_path, part, length, by_key, is_counted):
     source = str(write(tmp_path / "a.txt", "abcd" * 5000))
     corpus = open_corpus(source, cache=tmp_path)
     whole = corpus.train.tobytes(), corpus.validation.tobytes()
@@ -218,7 +238,7 @@ def test_truncated_cache_is_built_again(tmp_path, part, length, by_digest, is_co
     file.write_bytes(whole[part == "validation"][:length])
     if not is_counted:
         corpus.counts.unlink()
-    again = open_corpus(source, cache=tmp_path, built=corpus.digest if by_digest else "")
+    again = open_corpus(source, cache=tmp_path, built=corpus.key if by_key else "")
     assert (again.train.tobytes(), again.validation.tobytes()) == whole
 
 
@@ -230,9 +250,10 @@ def test_corpus_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
         assert path.stat().st_size > 0 and "building-" in str(path)
 
     monkeypatch.setattr(token_counts, "sync", record)
+    monkeypatch.setattr(content, "sync", record)
     monkeypatch.setattr("legoai.runtime.data.corpus.sync", record)
     open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
-    assert synced == {file.name for file in (tmp_path / "corpora").iterdir()} and len(synced) == 3
+    assert synced == {file.name for file in (tmp_path / "corpora").iterdir()} and len(synced) == 4
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_corpus_digest_follows_rows_and_cache_needs_no_source(tmp_path: Path):
     cache = tmp_path / "cache"
     first = open_corpus(saved(tmp_path / "a", {"text": TEXTS[:40]}), cache=cache)
     assert open_corpus(saved(tmp_path / "b", {"text": TEXTS[1:41]}), cache=cache).digest != first.digest
-    again = open_corpus(f"hf:{tmp_path}/gone", cache=cache, built=first.digest)
+    again = open_corpus(f"hf:{tmp_path}/gone", cache=cache, built=first.key)
     assert (again.digest, again.name) == (first.digest, f"hf:{tmp_path}/gone")
     assert np.array_equal(again.train, first.train)
 

@@ -77,7 +77,7 @@ def test_tokenizer_is_part_of_the_corpus_digest(tmp_path: Path):
         open_corpus(str(source), tokenizer=name, cache=cache)
         for name in ("", str(made(tmp_path / "a", size=300)), str(made(tmp_path / "b", size=310)))
     ]
-    assert len({one.digest for one in found}) == 3
+    assert len({one.key for one in found}) == len({one.digest for one in found}) == 3
     assert (found[0].unit, found[0].vocabulary, found[0].train.dtype) == ("byte", 256, np.uint8)
 
 

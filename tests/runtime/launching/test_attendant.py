@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -58,6 +62,32 @@ def test_exit_does_not_wait_for_the_next_poll(started, monkeypatch):
     [leave], [thread] = started(SlowStore())
     leave()
     assert not thread.is_alive()
+
+
+LEAVING = """
+import atexit, os, signal, time
+from types import SimpleNamespace
+from legoai.runtime import Trainer
+from support import programs
+
+def interrupted():
+    print("leaves", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+
+atexit.register(interrupted)
+Trainer.fit = lambda trainer, options: SimpleNamespace(stopped_by=None)
+programs.trainer().main(["--steps", "1"])
+print("done", flush=True)
+"""
+
+
+def test_interruption_after_the_work_prints_nothing():
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "a run", "WORLD_SIZE": "1", "RANK": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", LEAVING], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("done\nleaves\n", "", -signal.SIGINT)
 
 
 def test_process_without_torchrun_has_no_thread(started, monkeypatch):

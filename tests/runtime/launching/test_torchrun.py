@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from legoai.runtime import RunError, RunErrorCode, launch
 from legoai.runtime.errors import CONSEQUENCE, MARK
+from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.report import leave_for_the_launcher
 from legoai.runtime.launching.torchrun import _call_roll, _first, _report_failure, threads_per_process
 from support.marks import some_slow
@@ -214,6 +215,11 @@ def test_ranks_save_and_exit_when_the_launcher_is_killed(start, tmp_path, killed
     running(process)
     agent = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
     os.kill(process.pid if killed == "the launcher" else agent, signal.SIGKILL)
+    if killed == "the agent":
+        status, output = ends(process)
+        assert not processes_with(start.mark), "the folder is free at once"
+        assert status == 128 + signal.SIGKILL and output.count("error[") == 1
+        assert "error[RUN064]: torchrun's agent was ended by signal 9 (SIGKILL); its ranks save and leave" in output
     gone_within(60, start.mark)
     [saved] = [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()]
     assert int(saved.removeprefix("step-")) >= 3
@@ -284,6 +290,25 @@ def test_threads_per_process_divide_the_cores():
     cores = len(os.sched_getaffinity(0))
     assert threads_per_process(1) == cores
     assert threads_per_process(10 * cores) == 1
+
+
+RANK_THAT_STAYS = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+
+
+def test_rank_that_does_not_leave_without_its_agent_is_ended(monkeypatch):
+    monkeypatch.setattr(torchrun, "SHUTDOWN_SECONDS", 0)
+    monkeypatch.setattr(torchrun, "FAILURE_SECONDS", 1)
+    environment = {**os.environ, "LEGOAI_LAUNCHER": str(os.getpid())}
+    command = [sys.executable, "-c", RANK_THAT_STAYS]
+    with (
+        subprocess.Popen([*command, "legoai.runtime.launching.program"], env=environment) as rank,
+        subprocess.Popen(command, env=environment) as other,
+    ):
+        time.sleep(1.0)
+        assert torchrun._ranks() == [rank.pid]
+        torchrun._end_ranks()
+        assert rank.wait(10) == -signal.SIGKILL and other.poll() is None
+        other.kill()
 
 
 def test_missing_program_is_an_error(tmp_path):

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from legoai.runtime import ShardedOptimizer
+from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, forget_state, loadable_state, training_state
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 
 CLASSES = {
@@ -71,6 +72,32 @@ def updates(kind: str, axes: dict[str, int], steps: int = 3) -> dict:
                 torch.testing.assert_close(value.full_tensor(), whole, rtol=1e-14, atol=1e-15)
                 kept[name] = kept.get(name, 0) + value.to_local().numel()
     return kept
+
+
+def state_before_an_update(kind: str) -> list[int]:
+    """Parameters that have state, as the whole and its slices have it: before and while it is loaded, and after that"""
+    optimizer_class, constants = CLASSES[kind]
+    model = replicated(plain_model(), {"dp_replicate": 2})
+    optimizer = ShardedOptimizer(
+        ParameterGroups(model.named_parameters()), optimizer_class, axis="dp_replicate", **constants
+    )
+    counts = []
+
+    def note() -> None:
+        counts.extend([len(optimizer.state), len(optimizer.sliced.state)])
+
+    assert not any(name.startswith(OPTIMIZER) for name in training_state(model, optimizer))
+    note()
+    state = loadable_state(model, optimizer)
+    note()
+    forget_state(optimizer, [tensor for name, tensor in state.items() if name.startswith(f"{OPTIMIZER}even")])
+    note()
+    return counts
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_state_before_an_update_is_neither_saved_nor_left(gloo, kind: str):
+    assert gloo(2)(state_before_an_update, kind) == [[0, 0, 4, 4, 3, 3]] * 2
 
 
 @pytest.mark.parametrize("kind", CLASSES)

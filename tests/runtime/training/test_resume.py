@@ -21,8 +21,12 @@ import torch
 import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.launching.lock import locked
+from legoai.runtime.loss import token_cross_entropy
+from legoai.runtime.offloading.offload import offload_optimizer_state
 from legoai.runtime.optimizer.combined import CombinedOptimizer
+from legoai.runtime.optimizer.muon import Muon
 from legoai.runtime.training.resume import fresh_tensors
 from support import corpus, programs
 
@@ -36,6 +40,14 @@ OPTIMIZERS = {
         torch.optim.SGD(parameters[0]["params"][:1], lr=1e-2), torch.optim.SGD(parameters[0]["params"][1:], lr=1e-2)
     ),
     "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "SGD with all": lambda parameters: torch.optim.SGD(
+        parameters, lr=1e-2, momentum=0.9, dampening=0.5, weight_decay=0.1
+    ),
+    "AdamW, not fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "AdamW, state on the host": lambda parameters: offload_optimizer_state(torch.optim.AdamW(parameters, lr=1e-2)),
+    "Muon and AdamW": lambda parameters: CombinedOptimizer(
+        Muon(parameters.take("layers.*.attention.*.weight"), lr=1e-2), torch.optim.AdamW(parameters.rest(), lr=1e-2)
+    ),
 }
 
 
@@ -112,6 +124,26 @@ def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     meta.write_text(json.dumps(fields))
     [(old, said)] = pool(fit_and_read, 8, steps=4, data=data, out=tmp_path)
     assert old == 3 and "another position" not in said
+
+
+def test_a_run_notes_another_corpus_and_no_other_file(gloo, data, tmp_path):
+    pool, text = gloo(1), tmp_path / "text.txt"
+    shutil.copy(data, text)
+    pool(fit_and_read, 8, steps=1, data=data, out=tmp_path)
+    resume = {"steps": 2, "resume": str(tmp_path / "checkpoints" / "step-1")}
+    assert "corpus" not in pool(fit_and_read, 8, data=str(text), **resume)[0][1], "a copy is the same"
+    os.utime(text, ns=(1, 1))
+    assert "corpus" not in pool(fit_and_read, 8, data=str(text), **resume)[0][1]
+    text.write_text(f"another {text.read_text()}")
+    assert "the checkpoint is of another corpus; " in pool(fit_and_read, 8, data=str(text), **resume)[0][1]
+    meta = tmp_path / "checkpoints" / "step-1" / "meta.json"  # as of an earlier version
+    fields = json.loads(meta.read_text())
+    del fields["files"]["meta.sha256"]
+    for key, notes in ((open_corpus(data).key, 0), ("0" * 64, 1)):
+        meta.write_text(json.dumps(fields | {"corpus": key}))
+        [(step, said)] = pool(fit_and_read, 8, data=data, **resume)
+        assert step == 1 and said.count("of a corpus whose files had other names, sizes or times") == notes
+        assert "another corpus" not in said
 
 
 def test_a_run_notes_why_it_validates_the_step_of_its_checkpoint(gloo, data, tmp_path):
@@ -242,6 +274,41 @@ def test_loaded_weights_start_a_new_training(gloo, data, tmp_path):
         pool(fit, steps=1, data=data, load_weights=tmp_path)
 
 
+def fit_after_nans(optimizer: str, nans: int, ranks: int, **options) -> tuple[int, list[float], str]:
+    """As :func:`fit`, where the loss of some first micro batches is not a number; and what the run said."""
+    program = programs.trainer(dtype=torch.float32, dp_shard=ranks)
+    batches = count()
+
+    def loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return token_cross_entropy(logits, targets) * (float("nan") if next(batches) < nans else 1.0)
+
+    build = OPTIMIZERS[optimizer] or program.build_optimizer
+    program = dataclasses.replace(program, build_optimizer=build, build_loss=lambda: loss)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        history = program.fit(RunOptions(device="cpu", log_every=0, on_nan="skip", **options))
+    return history.resumed_from, [record.loss for record in history.steps], said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ranks"), [(name, 1) for name in OPTIMIZERS if name != "SGD twice"] + [("AdamW", 2)]
+)
+def test_saving_before_the_first_update_does_not_change_the_training(gloo, data, tmp_path, optimizer, ranks):
+    pool, skipped = gloo(ranks), 2 * 4 // ranks  # two steps of all ranks
+    usual = {"steps": 5, "data": data}
+    [(_, losses, _), *_] = pool(fit_after_nans, optimizer, skipped, ranks, **usual)
+    out = tmp_path / "run"
+    [(_, saved_losses, _), *_] = pool(fit_after_nans, optimizer, skipped, ranks, out=out, save_every=1, keep=0, **usual)
+    assert saved_losses[2:] == losses[2:]
+    for step in (2, 3):
+        place = str(out / "checkpoints" / f"step-{step}")
+        [(begun, resumed, said), *_] = pool(fit_after_nans, optimizer, 0, ranks, resume=place, **usual)
+        assert (begun, resumed) == (step, losses[step:])
+        assert "note" not in said, "it goes on exactly as it was"
+    if optimizer == "AdamW":
+        [(begun, *_), *_] = pool(fit_after_nans, "SGD", 0, ranks, resume=str(out / "checkpoints" / "step-2"), **usual)
+        assert begun == 2, "no state of another optimizer is lost"
+
+
 class OtherNames(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -310,6 +377,7 @@ def test_optimizer_with_equal_state_resumes(gloo, data, tmp_path):
 
 HOLDER = """
 import pathlib, sys, time
+from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.launching.lock import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)

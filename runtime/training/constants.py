@@ -1,0 +1,73 @@
+"""Constants of a training that its checkpoints record, and their differences from those of another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from typing import Any, Final
+
+import torch
+
+from legoai.runtime.process_group import gather_objects
+from legoai.runtime.training.recipe import Recipe
+from legoai.runtime.training.state import Training
+
+_OF_KERNELS: Final = frozenset({"params", "lr", "initial_lr", "fused", "foreach", "capturable", "differentiable"})
+"""Options of a group that are no constants, or that the learning-rate schedule changes."""
+
+
+def constants_of(recipe: Recipe, training: Training) -> dict[str, Any]:
+    """Return constants of a training by name, as plain data; collective.
+
+    Of the optimizer these are the different values of its groups, of all ranks. Those that only the step of the program
+    has, such as the norm of clipping, are not among them.
+    """
+    found: dict[str, Any] = {"optimizer": optimizer_name(training.optimizer)}
+    found |= {name: getattr(recipe, name) for name in ("global_batch", "ramp", "seq_len")}
+    found["master_dtype"] = str(recipe.master_dtype).removeprefix("torch.")
+    groups = [
+        {"lr": group.get("initial_lr", group["lr"])} | {name: group[name] for name in group.keys() - _OF_KERNELS}
+        for group in training.optimizer.param_groups
+        if group["params"]
+    ]
+    every = [group for part in gather_objects(_plain(groups)) for group in part]
+    for name in sorted({name for group in every for name in group}):
+        values = {json.dumps(group[name]): group[name] for group in every if name in group}
+        found[name] = [values[text] for text in sorted(values)]
+    if training.scheduler is not None:
+        factor: Any = training.scheduler.lr_lambdas[0]
+        if is_dataclass(factor) and not isinstance(factor, type):
+            found |= {f"schedule {name}": value for name, value in asdict(factor).items()}
+    plain: dict[str, Any] = _plain(found)
+    return plain
+
+
+def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the class of an optimizer; for a sharded one, of the inner optimizer; for several, of each."""
+    parts = getattr(optimizer, "parts", (optimizer,))
+    return " and ".join(type(getattr(part, "sliced", part)).__name__ for part in parts)
+
+
+def mesh_of(training: Training) -> dict[str, int]:
+    """Return the sizes of the axes of a training's mesh."""
+    return dict(zip(training.mesh.mesh_dim_names or (), training.mesh.shape, strict=True))
+
+
+def listed_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the entries that differ, as in `lr 0.1 → 0.2`; empty where none does."""
+    return ", ".join(
+        f"{name} {_shown(before.get(name))} → {_shown(now.get(name))}"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name)
+    )
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+def _shown(value: object) -> str:
+    if value in (None, []):
+        return "none"
+    return " and ".join(map(str, value)) if isinstance(value, list) else str(value)
