@@ -34,8 +34,7 @@ def offset(text: str, position: types.Position) -> int:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in CORPUS}), ids=lambda folder: folder.name)
-def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(folder)
+def test_published_diagnostics_equal_lint_diagnostics(folder: Path):
     for path in [path for path in CORPUS if path.parent == folder]:
         text = path.read_text(encoding="utf-8")
         found = checked(path)
@@ -43,7 +42,7 @@ def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch:
         # No factory runs unasked; that one is not named or cannot be found is reported without running it.
         missing = folder.name in ("LP212", "LP213")
         expected = lint(
-            text, path.name, directory=Path(), factories=lambda model, run=missing: run or model.family != "python"
+            text, str(path), directory=folder, factories=lambda model, run=missing: run or model.family != "python"
         ).diagnostics
         sent = published(found)
         assert [item.code for item in sent] == [item.code for item in dict.fromkeys(expected)]
@@ -52,7 +51,7 @@ def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch:
             assert message == item.message.split("\n")[0]
             assert of.severity == SEVERITIES[item.severity]
             assert [line for line in item.help if f"help: {line}" not in of.message] == []
-            if item.label.span.file == path.name:
+            if item.label.span.file == str(path):
                 place = offset(text, of.range.start), offset(text, of.range.end)
                 end = text[item.label.span.start : item.label.span.end].rstrip("\r\n")
                 assert place in [(item.label.span.start, item.label.span.end), (place[0], place[0] + len(end))]
