@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.domains import RULES, Use, is_item, values_of
-from legoai.dsl.analysis.parallelism.styles import styles_for
+from legoai.dsl.analysis.domains import (
+    LEARNED,
+    OPEN_RULES,
+    RULES,
+    Use,
+    decides_learning,
+    is_item,
+    open_styles,
+    values_of,
+)
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting.unparse import value_on_one_line
@@ -18,8 +26,6 @@ from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, same
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared, Directive, PathRule
-from legoai.specs.directives.batch import Batch, Stages
-from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.comm import Comm
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.mesh import Mesh
@@ -28,10 +34,6 @@ from legoai.specs.directives.shard import Shard
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record
 from legoai.specs.span import Span
-
-_LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "weights", "steps", "seed", "save",
-                   "evaluate")  # fmt: skip
-"""Statements that affect what is learned, or what is written, but not the cost of a step."""
 
 _MOST_CHOICES: Final = 4096
 """Members of a domain: more than the divisors of any number of devices, and few enough to be looked at."""
@@ -247,7 +249,7 @@ def _is_expanded(span: Span, found: Resolution, seen: _Seen) -> bool:
 
 def place_of_rules(shard: Shard) -> Span | None:
     """The span of the `auto` that stands in place of rules on `tp`; None for other statements."""
-    first = shard.rules[0] if shard.rules and shard.axes == ("tp",) else None
+    first = shard.rules[0] if shard.rules and shard.axes == OPEN_RULES else None
     if first is None or not isinstance(first.treatment, Hole) or first.origin.span != first.path_origin.span:
         return None
     return first.origin.span
@@ -255,13 +257,11 @@ def place_of_rules(shard: Shard) -> Span | None:
 
 def _styles(uses: Sequence[Use], node: Auto, analysis: Analysis | None) -> tuple[Span | None, list[str]]:
     """Return the line and the choices of style, where the hole is that of a rule on `tp` without a domain."""
-    if len(uses) != 1 or analysis is None or analysis.manifest is None:
+    if len(uses) != 1 or not isinstance(uses[0][0], Shard) or uses[0][1] != RULES:
         return None, []
-    [(owner, field)] = uses
-    if not isinstance(owner, Shard) or field != RULES or owner.axes != ("tp",):
-        return None, []
+    owner = uses[0][0]
     rule = _rule_at(owner, node.span)
-    styles = styles_for(analysis.manifest, analysis.paths_for(owner), rule.path)
+    styles = open_styles(owner.axes, rule.path, analysis)
     return rule.origin.span if styles else None, list(styles)
 
 
@@ -341,16 +341,10 @@ def _never(span: Span, found: Resolution, uses: Sequence[Use]) -> str | None:
     keywords = {directive.keyword for directive in directives if any(True for _ in uses_of(directive, span))}
     if isinstance(statement, Statement):
         keywords.add(statement.keyword.text)
-    learned = next((keyword for keyword in _LEARNED if keyword in keywords), None)
+    learned = next((keyword for keyword in LEARNED if keyword in keywords), None)
     if learned is not None:
         return f"`{learned}` decides what is learned or written, not what a step costs"
-    for owner, field in uses:
-        name = _option_of(owner, field)
-        if (isinstance(owner, Batch) and field != "micro_batch") or isinstance(owner, Stages):
-            return f"`{name}` decides what is learned, not what a step costs"
-        if isinstance(owner, Checkpoint) and field == "preserve_rng":
-            return f"`{name}` decides what is learned, not what a step costs"
-    return None
+    return next((reason for owner, field in uses if (reason := decides_learning(type(owner), field)) is not None), None)
 
 
 def _refusal(span: Span, problem: str, others: Sequence[Label] = ()) -> Diagnostic:

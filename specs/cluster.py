@@ -32,6 +32,16 @@ class CatalogueError(ValueError):
         self.legal = legal
 
 
+Bytes: TypeAlias = int
+Rate: TypeAlias = float
+"""Bytes, or floating-point operations, per second."""
+Devices: TypeAlias = int
+"""Devices of one host."""
+Multiprocessors: TypeAlias = int
+Seconds: TypeAlias = float
+Channels: TypeAlias = int
+
+
 class Memory(Record, kw_only=True):
     """A device's own memory.
 
@@ -40,8 +50,8 @@ class Memory(Record, kw_only=True):
     ``bandwidth_bytes_per_second`` is the peak.
     """
 
-    capacity_bytes: int | None = None
-    bandwidth_bytes_per_second: float | None = None
+    capacity_bytes: Bytes | None = None
+    bandwidth_bytes_per_second: Rate | None = None
     source: str
 
 
@@ -53,13 +63,13 @@ class PeakFlops(Record, kw_only=True):
     unset, and for other products once ``torch.backends.cuda.matmul.allow_tf32`` is set.
     """
 
-    fp64: float | None = None
-    fp32: float | None = None
-    tf32: float | None = None
-    bf16: float | None = None
-    fp16: float | None = None
-    fp8: float | None = None
-    mxfp8: float | None = None
+    fp64: Rate | None = None
+    fp32: Rate | None = None
+    tf32: Rate | None = None
+    bf16: Rate | None = None
+    fp16: Rate | None = None
+    fp8: Rate | None = None
+    mxfp8: Rate | None = None
     source: str
 
 
@@ -71,7 +81,7 @@ class Processor(Record, kw_only=True):
     """The device's processor: CUDA compute capability and multiprocessors."""
 
     compute_capability: ComputeCapability | None = None
-    multiprocessors: int | None = None
+    multiprocessors: Multiprocessors | None = None
     source: str
 
 
@@ -82,7 +92,7 @@ class Link(Record, kw_only=True):
     """
 
     kind: str
-    bandwidth_bytes_per_second: float
+    bandwidth_bytes_per_second: Rate
     source: str
 
 
@@ -113,7 +123,7 @@ class Device(Record, kw_only=True):
     name: str
     description: str
     kind: DeviceKind
-    devices_per_host: int
+    devices_per_host: Devices
     features: Features
     memory: Memory | None = None
     peak_flops_per_second: PeakFlops | None = None
@@ -159,9 +169,9 @@ class Fabric(Record, kw_only=True):
 
     name: str
     description: str
-    bandwidth_bytes_per_second: float | None = None
-    latency_seconds: float | None = None
-    collective_channels: int | None = None
+    bandwidth_bytes_per_second: Rate | None = None
+    latency_seconds: Seconds | None = None
+    collective_channels: Channels | None = None
     """NCCL's channels of a collective between hosts, each of which occupies a multiprocessor; None where not known."""
     devices: tuple[str, ...] = ()
     """The catalogued devices whose hosts have it, where it is sold with those only; empty for every device's."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from legoai.specs.cluster import (
     CatalogueError,
@@ -23,6 +24,19 @@ from legoai.specs.cluster import (
 )
 from legoai.specs.record import Record
 
+LEAST_RATE: Final = 1e6
+MOST_RATE: Final = 1e21
+"""Bounds of bytes, or floating-point operations, per second: far wider than what machines have."""
+
+
+def _integer(most: int) -> tuple[Any, str]:
+    return Annotated[StrictInt, Field(gt=0, le=most)], "a positive integer"
+
+
+def _number(least: float, most: float) -> tuple[Any, str]:
+    return Annotated[float, Field(ge=least, le=most, allow_inf_nan=False, strict=True)], "a positive number"
+
+
 _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "str": (Annotated[StrictStr, Field(min_length=1)], "a non-empty string"),
     "ComputeCapability": (
@@ -32,10 +46,18 @@ _TYPES: Final[dict[str, tuple[Any, str]]] = {
     "tuple[str,": (tuple[Annotated[StrictStr, Field(min_length=1)], ...], "a list of names"),
     "DeviceKind": (DeviceKind, "a torch device type"),
     "bool": (StrictBool, "true or false"),
-    "int": (Annotated[StrictInt, Field(gt=0)], "a positive integer"),
-    "float": (Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)], "a positive number"),
+    "Bytes": _integer(10**15),
+    "Rate": _number(LEAST_RATE, MOST_RATE),
+    "Devices": _integer(65_536),
+    "Multiprocessors": _integer(1_000_000),
+    "Seconds": _number(1e-9, 1.0),
+    "Channels": _integer(1024),
 }
-"""Validators by the annotation of a record's field, with a description of the accepted values."""
+"""Validators by the annotation of a record's field, with a description of the accepted values.
+
+The ranges are far wider than what machines have: outside of them is only a slip, such as GB/s where bytes per second
+are meant, and far outside times and sizes overflow.
+"""
 
 _RECORDS: Final = {record.__name__: record for record in (Memory, PeakFlops, Processor, Link, Features)}
 
@@ -67,11 +89,19 @@ def check(document: dict[str, Any], record: type[Record]) -> None:
             "missing": "missing",
             "extra_forbidden": "unknown key",
             "literal_error": f"expected a torch device type, got {first['input']!r}",
+            "greater_than_equal": f"expected at least {_limit(first, 'ge')}, got {first['input']!r}",
+            "less_than_equal": f"expected at most {_limit(first, 'le')}, got {first['input']!r}",
         }
         message = words.get(first["type"], f"expected {field}, got {first['input']!r}")
         raise CatalogueError(
             ".".join(path), message, legal if first["type"] in ("extra_forbidden", "literal_error") else ()
         ) from error
+
+
+def _limit(error: ErrorDetails, name: str) -> str:
+    """The bound of a number that is out of its range; empty for other errors."""
+    bound = error.get("ctx", {}).get(name)
+    return "" if bound is None else f"{bound:g}"
 
 
 def _expected(record: type[Record], path: list[str]) -> tuple[str, tuple[str, ...]]:

@@ -13,12 +13,16 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from legoai.cost.kernels.features import ATTENTION_FEATURES, PRODUCT_FEATURES
 from legoai.cost.kernels.kinds import MovementForm, MovementKind
+from legoai.specs.device_file import LEAST_RATE, MOST_RATE
 from legoai.specs.profile_file import FORMAT, ProfileError
 
-Finite = Annotated[float, Field(allow_inf_nan=False, strict=True)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
-Count = Annotated[int, Field(ge=1, strict=True)]
+# Ranges are far wider than what machines have: beyond them times overflow.
+Finite = Annotated[float, Field(ge=-1e18, le=1e18, allow_inf_nan=False, strict=True)]
+Logarithm = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False, strict=True)]
+Positive = Annotated[float, Field(ge=1e-12, le=1e18, allow_inf_nan=False, strict=True)]
+Rate = Annotated[float, Field(ge=LEAST_RATE, le=MOST_RATE, allow_inf_nan=False, strict=True)]
+Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False, strict=True)]
+Count = Annotated[int, Field(ge=1, le=1_000_000, strict=True)]
 
 
 def _equal(names: tuple[str, ...], found: list[str]) -> list[str]:
@@ -32,8 +36,8 @@ class _Section(BaseModel):
 
 
 class _ProductCurve(_Section):
-    peak: Positive
-    bandwidth: Positive
+    peak: Rate
+    bandwidth: Rate
     efficiency: Positive
     processors: Count
     floor: Seconds
@@ -43,8 +47,8 @@ class _ProductCurve(_Section):
 
 
 class _AttentionCurve(_Section):
-    peak: Positive
-    bandwidth: Positive
+    peak: Rate
+    bandwidth: Rate
     floor: Seconds
     processors: Count
     limits: Annotated[
@@ -55,16 +59,16 @@ class _AttentionCurve(_Section):
 
 class _Table(_Section):
     points: list[Any]
-    ratios: list[Finite]
+    ratios: list[Logarithm]
     reach: Seconds
 
 
 class _ProductTable(_Table):
-    points: list[tuple[Finite, Finite, Finite, Finite]]
+    points: list[tuple[Logarithm, Logarithm, Logarithm, Logarithm]]
 
 
 class _AttentionTable(_Table):
-    points: list[tuple[Finite, Finite, Finite, Finite, Finite]]
+    points: list[tuple[Logarithm, Logarithm, Logarithm, Logarithm, Logarithm]]
 
 
 class _Forest(_Section):
@@ -75,7 +79,7 @@ class _Forest(_Section):
     threshold: list[Finite]
     left: list[int]
     right: list[int]
-    value: list[Finite]
+    value: list[Logarithm]
     roots: list[int]
 
 
@@ -124,7 +128,7 @@ class _AttentionModel(_Model):
 
 
 class _Movement(_Section):
-    rate: Positive
+    rate: Rate
     floor: Seconds
     points: list[tuple[Positive, Seconds]] = []
     derived: str = ""
@@ -140,7 +144,7 @@ _MOVEMENTS = {
 
 
 class _Link(_Section):
-    sigmoid: tuple[Positive, Finite, Finite]
+    sigmoid: tuple[Rate, Finite, Finite]
     latency: Seconds
     points: list[tuple[Positive, Seconds]] = []
     derived: str = ""
@@ -163,7 +167,7 @@ class _Profile(BaseModel):
     products: Annotated[dict[str, _ProductModel], Field(min_length=1)]
     attention: dict[Annotated[str, Field(pattern=r"^\S+ (forward|backward) \S+$")], _AttentionModel]
     movement: dict[str, _Movement]
-    arithmetic: dict[str, Positive]
+    arithmetic: dict[str, Rate]
     links: dict[
         str,
         Annotated[dict[Annotated[str, Field(pattern=r"^([2-9]|[1-9]\d+)$")], _Link], Field(min_length=1)],

@@ -214,7 +214,7 @@ class Analysis:
             return {path: these if place < treatment.n else others for place, path in enumerate(matched)}
         return dict.fromkeys(matched, rule)
 
-    def paths_for(self, directive: Directive) -> Paths:
+    def paths_for(self, directive: Directive | type[Directive]) -> Paths:
         """The paths that rules of ``directive`` may name."""
         return self.module_and_parameter_paths if directive.names_parameters else self.module_paths
 

@@ -1,4 +1,4 @@
-"""Default domains of holes: from the kind of value, the usual values of an option, or computed values."""
+"""Places of holes that are searched, and their default domains: by the kind of value, by the option, or computed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import divisors
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
+from legoai.dsl.analysis.parallelism.styles import styles_for
+from legoai.dsl.frontend.paths import PathError
 from legoai.specs.directives import kinds
-from legoai.specs.directives.base import Calls, Declared
-from legoai.specs.directives.batch import Batch
+from legoai.specs.directives.base import Calls, Declared, Directive
+from legoai.specs.directives.batch import Batch, Stages
 from legoai.specs.directives.checkpoint import Budget, Checkpoint, Every, Selective
 from legoai.specs.directives.cluster import ClusterUse
 from legoai.specs.directives.comm import Comm, Units
@@ -23,12 +25,20 @@ from legoai.specs.directives.pipeline import Pipeline
 from legoai.specs.directives.precision import Float8, Precision
 from legoai.specs.directives.replicate import ReplicateUse
 from legoai.specs.directives.shard import Shard
+from legoai.specs.record import Record
 
 RULES: Final = "rules"
 """Stands for the option where a hole is the treatment of a rule."""
 
 Use = tuple[Declared, str]
 """A statement or treatment, and the field of its option that is a hole."""
+
+LEARNED: Final = ("model", "optimizer", "schedule", "clip", "data", "weights", "steps", "seed", "save",
+                   "evaluate")  # fmt: skip
+"""Statements that affect what is learned, or what is written, but not the cost of a step."""
+
+OPEN_RULES: Final = ("tp",)
+"""The axes of `shard` whose rules may be open, all or each."""
 
 BUDGETS: Final = (0.75, 0.5, 0.25)
 """Amounts of the budgets by which a rule of `checkpoint` without a domain is answered."""
@@ -125,18 +135,81 @@ def values_of(use: Use | None, kind: kinds.Kind, analysis: Analysis | None) -> l
         kind: of its values; of an item's, where the hole is one in a list.
         analysis: of the plan with all its holes open; None where a statement cannot be read without an answer.
     """
-    if use is not None:
-        owner, field = use
-        place = type(owner), field
-        if place in _WITH_DOMAIN:
+    if use is None:
+        return list(_of_kind(kind))
+    return values_at((type(use[0]), use[1]), kind, analysis, in_list=is_item(use))
+
+
+def values_at(
+    place: tuple[type[Declared], str], kind: kinds.Kind, analysis: Analysis | None, *, in_list: bool
+) -> list[str]:
+    """Return the default values of a hole at an option; none where there are none.
+
+    Args:
+        place: the statement or treatment, and the field of the option.
+        kind: as :func:`values_of` takes it.
+        analysis: the same.
+        in_list: whether the hole is an item of the option's list, and not its value.
+    """
+    if place in _WITH_DOMAIN:
+        return []
+    if in_list:  # the usual values below are whole lists, or stand in the place of one
+        return list(_of_kind(kind))
+    if place in _COMPUTED and analysis is not None:
+        try:
+            return _COMPUTED[place](analysis)
+        except Undecided:
             return []
-        if is_item(use):  # the usual values below are whole lists, or stand in the place of one
-            return list(_of_kind(kind))
-        if place in _COMPUTED and analysis is not None:
-            try:
-                return _COMPUTED[place](analysis)
-            except Undecided:
-                return []
-        if place in _TEXTS:
-            return list(_TEXTS[place])
-    return list(_of_kind(kind))
+    return list(_TEXTS[place]) if place in _TEXTS else list(_of_kind(kind))
+
+
+class Opening(Record, kw_only=True):
+    """A place for a value, which may be left open: an option of a statement or treatment, or a rule's treatment.
+
+    ``kind`` is that of the value, or of an item where it is ``in_list``; ``axes`` and ``path`` are those of a rule.
+    """
+
+    keyword: str
+    owner: type[Declared]
+    field: str
+    kind: kinds.Kind
+    in_list: bool
+    axes: tuple[str, ...]
+    path: str
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether `legoai solve` fills a hole there that has a domain."""
+        return self.keyword not in LEARNED and decides_learning(self.owner, self.field) is None
+
+    def needs_domain(self, analysis: Analysis | None) -> bool:
+        """Whether `legoai solve` fills a hole there only if it has a domain, as far as the plan is known."""
+        place = self.owner, self.field
+        if place == (Shard, RULES):
+            return not open_styles(self.axes, self.path, analysis)
+        if analysis is None and place in _COMPUTED:
+            return False
+        return not values_at(place, self.kind, analysis, in_list=self.in_list)
+
+
+def rules_may_be_open(declared: type[Directive], axes: tuple[str, ...]) -> bool:
+    """Whether `auto` may stand in place of a statement's rules, on these axes; with none, on some."""
+    return declared.rules_may_be_open and axes in ((), OPEN_RULES)
+
+
+def open_styles(axes: tuple[str, ...], path: str, analysis: Analysis | None) -> tuple[str, ...]:
+    """The styles that a rule of `shard` may have; none on other axes than `tp`, and for a path that is none."""
+    if axes != OPEN_RULES or analysis is None or analysis.manifest is None:
+        return ()
+    try:
+        return styles_for(analysis.manifest, analysis.paths_for(Shard), path)
+    except PathError:
+        return ()
+
+
+def decides_learning(owner: type[Declared], field: str) -> str | None:
+    """Return why a hole at an option is never searched, where the option decides what is learned."""
+    of_batch = (owner is Batch and field != "micro_batch") or owner is Stages
+    if not of_batch and (owner, field) != (Checkpoint, "preserve_rng"):
+        return None
+    return f"`{owner.option(field).name}` decides what is learned, not what a step costs"

@@ -139,7 +139,7 @@ class Loader:
             help = self._nearby(place.file, directory, path) if isinstance(error, FileNotFoundError) else []
             self._refuse(place, f"`{statement.subject.text}` cannot be read: {reason}", f"looked for {path}", help)
             return []
-        shown = str(path) if path.is_absolute() and not directory.is_absolute() else os.path.relpath(path)
+        shown = str(path) if path.is_absolute() else os.path.relpath(path)
         inside = self.flatten(self.parse(text, shown), path.parent, (*above, path))
         statements = [item for item in inside if not (isinstance(item, Statement) and item.keyword.text == "plan")]
         return override(statements, self.diagnostics)
@@ -148,8 +148,12 @@ class Loader:
         """Suggest other plans of the project that have the file name of a base that is not there, or one like it."""
         from legoai.dsl.frontend.project import similar_plans
 
-        found = (os.path.relpath(item, directory) for item in similar_plans(directory, path) if self._is_read(item))
-        return [f"did you mean `{name}`?" for name in found if name != os.path.relpath(own, directory)]
+        try:
+            itself = os.path.relpath(own, directory)
+            found = [os.path.relpath(item, directory) for item in similar_plans(directory, path) if self._is_read(item)]
+        except FileNotFoundError:
+            return []  # a relative name, and the working folder has been deleted
+        return [f"did you mean `{name}`?" for name in found if name != itself]
 
     def _is_read(self, path: Path) -> bool:
         """Whether a plan can be read as bases are: those of a revision are not the files of the working tree."""

@@ -22,9 +22,20 @@ class TooManyFoldersError(Exception):
     """A search for plans ended before it had looked into every folder."""
 
 
+def working_folder() -> Path | None:
+    """The working folder; None where it has been deleted, which leaves only whole paths."""
+    try:
+        return Path.cwd()
+    except OSError:
+        return None
+
+
 def repository_root(folder: Path) -> Path | None:
     """The nearest folder upward that git calls the top level: `.git` is a folder there, or a file in worktrees."""
-    folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.absolute() keeps `..`
+    here = folder if folder.is_absolute() else working_folder()
+    if here is None:
+        return None
+    folder = Path(os.path.normpath(here / folder))
     upward = (folder, *folder.parents)
     return next((place for place in upward if os.path.exists(place / ".git")), None)  # noqa: PTH110 - false if it may not look
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -17,7 +18,7 @@ from legoai.dsl.importing.formats import AUGUST_2026, DECEMBER_2024, JANUARY_202
 from legoai.dsl.importing.keys import BEFORE_MARCH_2025, RENAMED, Key, Type, Value
 from legoai.specs.span import Span
 
-_LARGEST: Final = 2**63
+_LARGEST: Final = 2**63 - 1
 """Whole numbers of TOML have 64 bits."""
 
 _HEADER: Final = re.compile(r"\s*\[([^\[\]]+)\]")
@@ -163,7 +164,9 @@ def take(config: Config, path: str, value: Any, name: str | None = None) -> None
     problem = _problem(keys[name], value)
     if problem is not None:
         message = f"`{path}` takes {problem}, not `{_shown(value)}`"
-        config.diagnostics.append(ConfigValue.at(place, message, label="this value"))
+        config.diagnostics.append(
+            ConfigValue.at(place, message, label="this value", help=_unquoted(config, name, value))
+        )
         return
     config.given[name] = value
 
@@ -188,12 +191,25 @@ def _problem(key: Key, value: Any) -> str | None:
     if not _fits(key.type, value):
         return _WORDS[key.type]
     if key.choices and value not in key.choices:
-        return f"one of {', '.join(f'`{choice}`' for choice in key.choices)}"
-    if key.least is not None and value < key.least:
-        return f"at least {key.least}"
-    if key.most is not None and value > key.most:
-        return f"at most {key.most}"
+        return f"one of {', '.join(f'`{_shown(choice)}`' for choice in key.choices)}"
+    least, most = (-_LARGEST - 1, _LARGEST) if isinstance(value, int) else (None, None)
+    least, most = least if key.least is None else key.least, most if key.most is None else key.most
+    if least is not None and value < least:
+        return f"at least {least}"
+    if most is not None and value > most:
+        return f"at most {most}"
     return None
+
+
+def _unquoted(config: Config, name: str, value: Any) -> list[str]:
+    """Suggest the number or the boolean that a text in quotes has, where the option takes that."""
+    key = config.format.keys[name]
+    if not isinstance(value, str) or key.type not in ("integer", "number", "boolean"):
+        return []
+    meant = typed(key, value)
+    if meant is None or _problem(key, meant) is not None:
+        return []
+    return [f"write `{meant if config.format.is_python else _shown(meant)}` without quotes"]
 
 
 def _fits(type: Type, value: Any) -> bool:
@@ -201,7 +217,7 @@ def _fits(type: Type, value: Any) -> bool:
         return type == "boolean" and isinstance(value, bool)
     if type in ("integer", "number"):
         if isinstance(value, int):
-            return abs(value) < _LARGEST
+            return True
         return type == "number" and isinstance(value, float) and math.isfinite(value)
     if type == "text":
         return isinstance(value, str)
@@ -210,6 +226,11 @@ def _fits(type: Type, value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

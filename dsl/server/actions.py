@@ -19,7 +19,7 @@ from legoai.dsl.frontend.syntax import Name, Statement
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from legoai.dsl.server.documents import Checked, Checking, Document, factory_of, linted_as, uri_of
 from legoai.dsl.server.positions import Positions, replacement
-from legoai.dsl.server.published import published
+from legoai.dsl.server.published import published_form, range_of
 
 FIX_ALL: Final = "source.fixAll.legoai"
 RUN_FACTORY: Final = "legoai.runFactory"
@@ -34,10 +34,9 @@ def wanted(kinds: Sequence[str] | None, kind: str) -> bool:
 def actions(checked: Checked, start: int, end: int, kinds: Sequence[str] | None) -> Iterator[types.CodeAction]:
     """The actions on the characters from ``start`` up to ``end``, but for fixing all."""
     if wanted(kinds, types.CodeActionKind.QuickFix):
-        here = [
-            (item, shown) for item, shown in zip(checked.diagnostics, published(checked), strict=True)
-            if _touches(checked.document, shown.range, start, end)
-        ]  # fmt: skip
+        # All are looked at, not only as many as an editor draws.
+        found = [item for item in checked.diagnostics if _touches(item, checked, start, end)]
+        here = [(item, published_form(item, checked)) for item in found]
         for item, shown in here:
             yield from _of_fix(item, shown, checked)
             yield from _of_factory(item, shown, checked)
@@ -65,9 +64,9 @@ def fix_all(checked: Checked, checking: Checking) -> types.CodeAction | None:
     return types.CodeAction("Apply all safe fixes", kind=FIX_ALL, edit=types.WorkspaceEdit({document.uri: edits}))
 
 
-def _touches(document: Document, shown: types.Range, start: int, end: int) -> bool:
-    positions = document.positions
-    return positions.offset(shown.start) <= end and start <= positions.offset(shown.end)
+def _touches(item: Diagnostic, checked: Checked, start: int, end: int) -> bool:
+    positions, place = checked.document.positions, range_of(item, checked)
+    return positions.offset(place.start) <= end and start <= positions.offset(place.end)
 
 
 def _of_fix(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> Iterator[types.CodeAction]:

@@ -8,6 +8,7 @@ from typing import Final
 
 from lsprotocol import types
 
+from legoai.dsl.analysis.domains import RULES, Opening, rules_may_be_open
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.suppress import SUPPRESSION, suppressible
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Name, Statement, Variant
@@ -26,6 +27,10 @@ from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.record import Record
 
 _Kinds = types.CompletionItemKind
+
+
+_IN: Final = " in ["
+"""Begins the values of a hole's domain."""
 
 
 class _Item(Record):
@@ -59,7 +64,7 @@ def completion(document: Document, offset: int, known: Checked | None) -> types.
 
 
 def _protocol(item: _Item, edit: types.Range, number: int, place: Place) -> types.CompletionItem:
-    word = item.text.strip(" =(")
+    word = item.text.removesuffix(_IN).strip(" =(")
     # Modules, files and names of `let` belong to the plan, and have no page.
     has_page = item.kind not in (_Kinds.Module, _Kinds.Variable, _Kinds.File)
     return types.CompletionItem(
@@ -134,10 +139,18 @@ def _head(place: Place, document: Document) -> Iterator[_Item]:
             yield from _values(place.kind, None)
         for layout in declared.layouts:
             yield _Item(layout.name, _Kinds.EnumMember, "a standard layout")
-        if declared.rules_may_be_open:
+        if rules_may_be_open(declared, _axes_after(document, place.start)):
             yield _Item("auto", _Kinds.Keyword, "rules that are to be found")
     if declared.axis_use is not None:
         yield _Item("on", _Kinds.Keyword, ", ".join(declared.axis_use.names))
+
+
+def _axes_after(document: Document, offset: int) -> tuple[str, ...]:
+    """The axes of the statement at a character; none where it has none yet."""
+    found = (item for item in document.file.statements if isinstance(item, Statement) and item.axes)
+    return next(
+        (tuple(axis.text for axis in item.axes) for item in found if item.span.start <= offset < item.span.end), ()
+    )
 
 
 def _axes(place: Place, document: Document) -> Iterator[_Item]:
@@ -177,10 +190,28 @@ def _value(place: Place, document: Document, known: Checked | None) -> Iterator[
             items = [item for item in items if item.text != REST]
         yield from sorted(items, key=lambda item: item.text != first)
         if place.hole != "answer":
-            yield _Item("auto", _Kinds.Keyword, "a value that `legoai solve` finds")
+            yield from _open(place, known)
     if place.in_variant and place.owner is None and place.keyword in FAMILIES:
         yield _Item("unset", _Kinds.Keyword, "takes the rule of the same path away")
     yield from _lets(document)
+
+
+def _open(place: Place, known: Checked | None) -> Iterator[_Item]:
+    """Yield `auto` where `legoai solve` finds a value, with a domain where it needs one."""
+    assert place.kind is not None, "only statements with options have values of a kind"
+    owner = place.owner or family(place.keyword)
+    field = RULES if place.option is None else place.option.field
+    opening = Opening(
+        keyword=place.keyword, owner=owner, field=field, kind=place.kind, in_list=place.in_list, axes=place.axes,
+        path=place.path,
+    )  # fmt: skip
+    linted = None if known is None else known.linted
+    if not opening.is_searched:
+        return
+    if opening.needs_domain(None if linted is None else linted.analysis):
+        yield _Item(f"auto{_IN}", _Kinds.Keyword, "a value that `legoai solve` finds among these", "auto in […]")
+    else:
+        yield _Item("auto", _Kinds.Keyword, "a value that `legoai solve` finds")
 
 
 def _of_hole(hole: Hole) -> Iterator[_Item]:

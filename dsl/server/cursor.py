@@ -41,6 +41,12 @@ class Place(Record, kw_only=True):
     """Of the value."""
     kind: Kind | None = None
     """Of the value; None where it may be anything."""
+    in_list: bool = False
+    """Whether the value is an item of a list."""
+    path: str = ""
+    """Of the rule whose treatment the value is."""
+    axes: tuple[str, ...] = ()
+    """Those of the statement."""
     given: tuple[str, ...] = ()
     """Names of the options, or axes, that precede."""
     hole: Hole = ""
@@ -75,8 +81,8 @@ class _Frame:
         self.position = 0
         self.last = ""
         """The last word of the item."""
-        self.is_domain = False
-        """Whether it is the list of a hole's domain, or inside of one."""
+        self.is_decided = False
+        """Whether it is the list of a hole's domain, or inside of one or of an answer, which have no holes."""
         self.hole: Hole = ""
 
     def next_item(self) -> None:
@@ -188,11 +194,13 @@ def _take(token: Token, frames: list[_Frame]) -> None:
         closed = frames.pop()
         if frames[-1].sort == "variant":
             frames.pop()
-        elif closed.is_domain and frames[-1].hole == "in":
+        elif closed.is_decided and frames[-1].hole == "in":
             frames[-1].hole = "domain"
 
 
 def _hole_after(word: str, hole: Hole) -> Hole:
+    if hole == "answer":
+        return hole
     if word == "auto":
         return "auto"
     if word == "in" and hole == "auto":
@@ -234,14 +242,15 @@ def _open(sign: str, frames: list[_Frame]) -> None:
     option, kind = top.expected()
     if sign == "[":
         inner = _Frame("list")
-        inner.option = option
+        inner.owner, inner.option = top.owner, option
         # After `in` there is a list of values, not a value that is a list.
         inner.kind = kind if top.last == "in" else next((x.item for x in _parts(kind) if isinstance(x, ListOf)), None)
-        inner.is_domain = top.is_domain or top.hole == "in"
+        inner.is_decided = top.is_decided or top.hole in ("in", "answer")
         frames.append(inner)
         return
     inner = _Frame("arguments")
     inner.owner, inner.options = _holder(top, kind)
+    inner.is_decided = top.is_decided or top.hole == "answer"
     frames.append(inner)
 
 
@@ -301,7 +310,10 @@ def _place(part: Part, frames: Sequence[_Frame], start: int) -> Place:
         options=top.options,
         option=option,
         kind=kind,
+        in_list=top.sort == "list",
+        path=top.last if top.sort == "block" and top.phase == "value" else "",
+        axes=tuple(statement.given),
         given=tuple(top.given),
-        hole="answer" if top.is_domain else top.hole,
+        hole="answer" if top.is_decided else top.hole,
         in_variant=any(frame.sort == "variant" for frame in frames),
     )

@@ -48,10 +48,8 @@ class Document:
         """The file; None for a document that has none yet."""
         self.directory = folder if self.path is None else self.path.parent
         """Base of relative file names in the plan."""
-        self.name = unquote(urlsplit(uri).path) or "untitled" if self.path is None else shown(self.path)
-        """Its name in diagnostics."""
-        self.named_directory = folder if self.path is None else Path(self.name).parent
-        """The directory as diagnostics name files in it."""
+        self.name = unquote(urlsplit(uri).path) or "untitled" if self.path is None else str(self.path)
+        """Its name in diagnostics: the whole path, since a server may outlive its working folder."""
 
     @cached_property
     def positions(self) -> Positions:
@@ -138,7 +136,7 @@ def linted_as(document: Document, text: str, checking: Checking) -> Linted:
         return lint(
             text,
             document.name,
-            directory=document.named_directory,
+            directory=document.directory,
             announce=announce,
             read=checking.read,
             factories=factories,
@@ -206,13 +204,8 @@ def uri_of(path: Path) -> str:
 
 
 def place_of(path: str | Path) -> Path:
-    """Return the one path of a file, as :func:`path_of` does, for any of its names."""
-    return Path(os.path.normpath(Path(path).absolute()))
-
-
-def shown(path: Path) -> str:
-    """Return the name of a file in diagnostics: as `legoai lint` in the server's working directory shows it."""
-    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    """Return the one path of a file, as :func:`path_of` does, for any of its names in the server."""
+    return Path(os.path.normpath(path))
 
 
 def _configuration(directory: Path) -> tuple[Configuration, str | None]:

@@ -129,7 +129,7 @@ def _hole(checked: Checked, offset: int, place: Place, checking: Checking) -> st
     refused = [item for item in linted.diagnostics if item.code == HoleNotSearched.code]
     # Without an analysis the open plan would look at the model, and maybe run its factory.
     if not linted.has_errors and linted.analysis is not None:
-        opened = OpenPlan(linted, directory=document.named_directory, read=checking.read)
+        opened = OpenPlan(linted, directory=document.directory, read=checking.read)
         known = next((item for item in opened.holes if item.span == hole.span), None)
         if known is not None:
             return f"`auto`: {known.what}\n\n{_choice(known.choices, known.answer)}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -168,8 +169,8 @@ def renamed(
             "open the folder of the plans"
         ) from None
     document = checked.document
-    for file in files.values():
-        whose = "the plan" if file.name in checked.files else f"`{file.name}`"
+    for path, file in files.items():
+        whose = "the plan" if file.name in checked.files else f"`{os.path.relpath(path, document.directory)}`"
         if (unread := _unread(file, use.name)) is not None:
             raise CannotRenameError(
                 f"{whose} has a syntax error in the statement of line {unread.line}, which has `{use.name}` too"

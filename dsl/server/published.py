@@ -22,7 +22,6 @@ SEVERITIES: Final[dict[Severity, types.DiagnosticSeverity]] = {
 _UNNECESSARY: Final = ("unused-", "idle-", "empty-statement", "empty-variant", "shadowed-rule", "divided-for-nothing")
 """Names or prefixes of rules about text that could be deleted: editors show it faded."""
 
-
 _MOST: Final = 300
 """Diagnostics that are published: more than anyone reads, and few enough for an editor to draw."""
 
@@ -34,7 +33,7 @@ def published(checked: Checked) -> list[types.Diagnostic]:
     """
     found = checked.diagnostics
     if len(found) <= _MOST:
-        return [_published(item, checked) for item in found]
+        return [published_form(item, checked) for item in found]
     first = sorted(found, key=lambda item: list(SEVERITIES).index(item.severity))[:_MOST]
     left = len(found) - len(first)
     others = types.Diagnostic(
@@ -43,10 +42,11 @@ def published(checked: Checked) -> list[types.Diagnostic]:
         severity=types.DiagnosticSeverity.Information,
         source="legoai",
     )
-    return [*(_published(item, checked) for item in first), others]
+    return [*(published_form(item, checked) for item in first), others]
 
 
-def _published(item: Diagnostic, checked: Checked) -> types.Diagnostic:
+def published_form(item: Diagnostic, checked: Checked) -> types.Diagnostic:
+    """Return a diagnostic of a document as it is published."""
     document = checked.document
     here = item.label.span.file == document.name
     others = item.others if here else (item.label, *item.others)

@@ -8,7 +8,7 @@ from pathlib import Path
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.project import plans_below
 from legoai.dsl.frontend.syntax import PlanFile
-from legoai.dsl.server.documents import Checked, Checking, extended, place_of, shown
+from legoai.dsl.server.documents import Checked, Checking, extended, place_of
 
 
 def relatives(
@@ -68,5 +68,5 @@ class _Family:
                 text = ""
             if alone and "extends" not in text:
                 return None  # parsing takes longer than reading
-            self._files[place] = parse(text, shown(place)).file
+            self._files[place] = parse(text, str(place)).file
         return self._files[place]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from typing import Any, Final, TypeVar
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 
-from legoai.dsl.frontend.project import repository_root
+from legoai.dsl.frontend.project import repository_root, working_folder
 from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hints
 from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
 from legoai.dsl.server.protocol import PlanProtocol
@@ -117,7 +118,7 @@ class PlanServer(LanguageServer):
     @property
     def folder(self) -> Path:
         """Return the assumed folder of documents without a file: the first folder of the workspace."""
-        return next(iter(self._folders()), Path.cwd())
+        return next(iter(self._folders()), None) or working_folder() or Path(os.sep)
 
     def folders_around(self, document: Document) -> list[Path]:
         """Return where plans may extend a document, or what it extends: the workspace, its repository, its folder."""
@@ -220,7 +221,7 @@ class PlanServer(LanguageServer):
         target = None if checked.linted is None else factory_of(checked.linted)
         command = self._cost_command(path, factories=(document.directory, target) in self.approved)
         try:
-            async with self._telling(f"simulating {document.name}"):
+            async with self._telling(f"simulating {path.name}"):
                 found.costs = await costs_of(document, command)
         except (CostError, OSError) as error:
             found.costs = None

@@ -70,11 +70,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return BROKEN_PIPE
     except OSError as error:
-        _fail(error)
+        from legoai.commands.failure import reason_of
+
+        _fail(reason_of(error))
         _discard_output()
         return FAILURE
     except WrongUsage as error:
-        _fail(error)
+        _fail(str(error))
         return FAILURE
     except Exception as error:
         from legoai.commands.failure import internal_error
@@ -84,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _fail(error: Exception) -> None:
+def _fail(reason: str) -> None:
     from legoai.commands.shared import announce
 
-    announce(str(error))
+    announce(reason)
 
 
 def help_page() -> str:

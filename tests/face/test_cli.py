@@ -415,3 +415,25 @@ def test_linting_imports_nothing_heavy(here: Path):  # noqa: F811
 def test_repository_plans_are_clean(capsys: pytest.CaptureFixture[str]):
     status, out, _ = called(capsys, "lint", str(ROOT / "plans"), "--strict")
     assert (status, out) == (0, "")
+
+
+def test_whole_paths_need_no_working_folder(
+    here: Path,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    extending = here / "extending.plan"
+    extending.write_text(f'plan extending\nextends "good.plan"\nextends "{here}/missing.plan"\n', encoding="utf-8")
+    gone = here / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert called(capsys, "lint", str(here / "good.plan"))[0] == 0
+    assert called(capsys, "fmt", "--check", str(here / "good.plan"))[0] == 0
+    status, out, err = called(capsys, "lint", str(extending), "--format", "concise")
+    assert (status, out.count("LP214"), "cannot be read" in out) == (1, 1, True), out + err
+    # A relative name means nothing there.
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(here))
+    monkeypatch.setattr(sources, "_read_standard_input", lambda: b"plan a\n")
+    status, out, err = called(capsys, "lint", "--format", "github", "--stdin-filename", "a.plan", "-")
+    assert (status, out, err) == (2, "", "legoai: the working folder does not exist any more\n")

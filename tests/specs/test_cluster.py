@@ -95,7 +95,7 @@ def test_compute_capability_is_major_and_minor(capability: object, legal: bool):
 def test_catalogued_fabrics_follow_their_schema():
     for name, table in tomllib.loads((catalogue() / cluster.FABRICS_FILE).read_text()).items():
         check({"name": name, **table}, Fabric)
-    with pytest.raises(CatalogueError, match="bandwidth_bytes_per_second: expected a positive number"):
+    with pytest.raises(CatalogueError, match="bandwidth_bytes_per_second: expected at least 1e"):
         check({"name": "x", "description": "x", "source": "x", "bandwidth_bytes_per_second": -1}, Fabric)
 
 
@@ -298,6 +298,12 @@ def test_user_profile_is_read(tmp_path):
         ("= 1e12", "= inf", "memory.bandwidth_bytes_per_second", "expected a positive number"),
         ("= 1e12", "= nan", "memory.bandwidth_bytes_per_second", "expected a positive number"),
         ("= 1e12", '= "1 TB/s"', "memory.bandwidth_bytes_per_second", "expected a positive number"),
+        ("capacity_bytes = 1_000", "capacity_bytes = 0", "memory.capacity_bytes", "expected a positive integer"),
+        ("= 1_000", f"= {10**18}", "memory.capacity_bytes", r"expected at most 1e\+15"),
+        ("= 1_000", f"= {'9' * 400}", "memory.capacity_bytes", r"expected at most 1e\+15"),
+        ("= 1e12", "= 1e-300", "memory.bandwidth_bytes_per_second", r"expected at least 1e\+06"),
+        ("= 1e12", "= 1e300", "memory.bandwidth_bytes_per_second", r"expected at most 1e\+21"),
+        ("devices_per_host = 4", f"devices_per_host = {10**12}", "devices_per_host", "expected at most 65536"),
         ("capacity_bytes", "capacity", "memory.capacity", "unknown key"),
         ("[memory]", "[memroy]", "memroy", "unknown key"),
         ("float8 = true", "float8 = 1", "features.float8", "expected true or false"),

@@ -264,7 +264,7 @@ class WrongDomain(Rule):
 
 
 class WrongProfile(Rule):
-    """A device profile that cannot be read."""
+    """A device profile that cannot be read, or that states a figure which no device has."""
 
     code = "LP222"
     slug = "wrong-profile"

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class ProfileIsReadable(WrongProfile, Check):
-    """The device profile that the plan names is a file that can be read.
+    """The device profile that the plan names is a file that can be read, and its figures are those of a device.
+
+    Figures have ranges far wider than what machines have, such as 1 MB/s to 1,000 EB/s for a bandwidth: outside of them
+    are slips, such as GB/s where bytes per second are meant.
 
     ## Example
     ```

@@ -6,6 +6,7 @@ import os
 
 from legoai import __version__
 from legoai.commands import WrongUsage
+from legoai.dsl.frontend.project import working_folder
 from legoai.dsl.reporting.snippets import visible_line
 
 
@@ -13,7 +14,18 @@ def failure(error: Exception, plan: str) -> str:
     """What is said of an exception that ended the work on one of several plans."""
     if isinstance(error, WrongUsage):
         return visible_line(f"legoai: {error}")
-    return visible_line(f"legoai: {plan}: {error}") if isinstance(error, OSError) else internal_error(error, plan)
+    return (
+        visible_line(f"legoai: {plan}: {reason_of(error)}")
+        if isinstance(error, OSError)
+        else internal_error(error, plan)
+    )
+
+
+def reason_of(error: OSError) -> str:
+    """What is said of an error of the operating system."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and working_folder() is None:
+        return "the working folder does not exist any more"
+    return str(error)
 
 
 def internal_error(error: Exception, plan: str | None = None) -> str:

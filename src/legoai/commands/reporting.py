@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from legoai.commands import WrongUsage
 from legoai.commands.shared import add_output, announce, counted, show, summary
@@ -18,6 +17,7 @@ from legoai.dsl.config import (
     unknown_selectors,
 )
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.frontend.project import working_folder
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import FORMATS
@@ -74,13 +74,14 @@ def plans_of(arguments: Namespace, configuration: Configuration) -> list[str]:
 
 
 def project() -> Configuration:
-    """The configuration of the working directory.
+    """The configuration of the working folder; the default one where that has been deleted.
 
     Raises:
         WrongUsage: it means nothing.
     """
+    here = working_folder()
     try:
-        return find_configuration(Path.cwd())
+        return Configuration() if here is None else find_configuration(here)
     except ConfigurationError as error:
         raise WrongUsage(str(error)) from error
 

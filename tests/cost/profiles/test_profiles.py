@@ -129,7 +129,18 @@ def put(path: str, value: object) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (put("products.bf16.curve.peak", -1.0), r"products\.bf16\.curve\.peak: Input should be greater than 0"),
+        (
+            put("products.bf16.curve.peak", -1.0),
+            r"products\.bf16\.curve\.peak: Input should be greater than or equal to",
+        ),
+        (
+            put("products.bf16.curve.peak", 1e-300),
+            r"products\.bf16\.curve\.peak: Input should be greater than or equal",
+        ),
+        (put("arithmetic.fp32", 1e300), r"arithmetic\.fp32: Input should be less than or equal to 10{21}"),
+        (put("movement.copy.floor", 1e300), r"movement\.copy\.floor: Input should be less than or equal to 1"),
+        (put("products.bf16.table.ratios", [1e6]), r"products\.bf16\.table\.ratios\.0: Input should be less than or"),
+        (put("constants.context_bytes.value", 1e300), r"constants\.context_bytes\.value: Input should be less than or"),
         (put("products.bf16.curve.peak", math.nan), r"products\.bf16\.curve\.peak: Input should be a finite number"),
         (put("products.bf16.curve.peak", "fast"), r"products\.bf16\.curve\.peak: Input should be a valid number"),
         (put("products.fp16.like", "bf17"), "fp16: like `bf17`, which has no curve"),

@@ -29,15 +29,16 @@ def underlined(text: str, found: Imported) -> list[str]:
         ("steps = 5\n", "LP022", "TorchTitan has no option `steps`", "steps = 5"),
         ("[training]\nstepz = 5 # few\n", "LP022", "TorchTitan has no option `training.stepz`", "stepz = 5"),
         ("[new.section]\nx = 1\n", "LP022", "TorchTitan has no option `new.section.x`", "x = 1"),
-        ('[training]\nsteps = "5"\n', "LP023", "`training.steps` takes a whole number, not `5`", 'steps = "5"'),
+        ('[training]\nsteps = "5"\n', "LP023", "`training.steps` takes a whole number, not `\"5\"`", 'steps = "5"'),
         ("[training]\nsteps = true\n", "LP023", "`training.steps` takes a whole number, not `true`", "steps = true"),
         ("[training]\nsteps = 0\n", "LP023", "`training.steps` takes at least 1, not `0`", "steps = 0"),
         ("[training]\nmax_norm = inf\n", "LP023", "`training.max_norm` takes a number, not `inf`", "max_norm = inf"),
         ("[training]\nmax_norm = 0\n", "LP023", "gradients are clipped to a norm above 0", "max_norm = 0"),
         ("[optimizer]\nbeta1 = 2\n", "LP023", "`optimizer.beta1` takes at most 1, not `2`", "beta1 = 2"),
-        ('[optimizer]\nname = "Lion"\n', "LP023", "`optimizer.name` takes one of `Adam`, `AdamW`, not `Lion`",
+        ('[optimizer]\nname = "Lion"\n', "LP023",
+         "`optimizer.name` takes one of `\"Adam\"`, `\"AdamW\"`, not `\"Lion\"`",
          'name = "Lion"'),
-        ('[model]\nconverters = "float8"\n', "LP023", "`model.converters` takes a list of texts, not `float8`",
+        ('[model]\nconverters = "float8"\n', "LP023", "`model.converters` takes a list of texts, not `\"float8\"`",
          'converters = "float8"'),
         ("[training]\nbatch_size = 1\nlocal_batch_size = 2\n", "LP023",
          "`training.local_batch_size` is another name of `training.batch_size`, which is given too",
@@ -106,6 +107,29 @@ def test_impossible_config_is_reported(text: str):
     found = imported(text)
     assert found.text is None
     assert found.diagnostics
+
+
+@pytest.mark.parametrize(
+    ("entry", "message", "help"),
+    [
+        ('seq_len = "2048"', 'a whole number, not `"2048"`', ["write `2048` without quotes"]),
+        ('seq_len = "long"', 'a whole number, not `"long"`', []),
+        ('seq_len = "2e3"', 'a whole number, not `"2e3"`', []),
+        ('max_norm = "1e-1"', 'a number, not `"1e-1"`', ["write `0.1` without quotes"]),
+        ('mixed_precision_param = true', 'a text, not `true`', []),
+        ('seq_len = ["2048", 1]', 'a whole number, not `["2048", 1]`', []),
+        (f"seq_len = {2**63}", f"at most {2**63 - 1}, not `{2**63}`", []),
+        (f"steps = {-2**63}", f"at least 1, not `{-2**63}`", []),
+    ],
+)  # fmt: skip
+def test_wrong_value_is_shown_as_the_file_writes_it(entry: str, message: str, help: list[str]):
+    [found] = imported(f"[training]\n{entry}\n").diagnostics
+    assert (found.message, list(found.help)) == (f"`training.{entry.split()[0]}` takes {message}", help)
+
+
+def test_boolean_in_quotes_is_suggested_without_them():
+    [found] = imported('[compile]\nenable = "True"\n').diagnostics
+    assert found.help == ("write `true` without quotes",)
 
 
 def test_a_mistyped_option_is_suggested():
@@ -250,7 +274,7 @@ def test_none_is_set_where_an_option_may_be_none(path: str, wanted: str):
 
 def test_none_is_no_value_of_other_options():
     [found] = read_config("", "some.toml", {"training.steps": "None"}).diagnostics
-    assert found.message == "`training.steps` takes a whole number, not `None`"
+    assert found.message == '`training.steps` takes a whole number, not `"None"`'
 
 
 def test_validations_of_another_sequence_length_are_reported():

@@ -263,7 +263,7 @@ def test_hostile_statement_ends(body: str):
         ("config.training.stepz = 5", "LP022", "TorchTitan has no option `training.stepz`",
          "config.training.stepz = 5"),
         ("config.trainer = 5", "LP022", "TorchTitan has no option `trainer`", "config.trainer = 5"),
-        ("config.training.steps = '5'", "LP023", "`training.steps` takes a whole number, not `5`",
+        ("config.training.steps = '5'", "LP023", "`training.steps` takes a whole number, not `\"5\"`",
          "config.training.steps = '5'"),
         ("config.training.steps = f()", "LP024",
          "`training.steps` is not translated: its value is `f(…)`, which is not evaluated",
@@ -389,7 +389,7 @@ def test_settings_replace_what_the_function_says():
     [problem] = config_of("pass", training__stepz="1").diagnostics
     assert problem.message == "TorchTitan has no option `training.stepz`"
     [problem] = config_of("pass", training__steps="many").diagnostics
-    assert problem.message == "`training.steps` takes a whole number, not `many`"
+    assert problem.message == '`training.steps` takes a whole number, not `"many"`'
 
 
 @pytest.mark.parametrize(

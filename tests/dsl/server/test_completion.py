@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from legoai.dsl.lint import lint
 from legoai.dsl.server.completion import completion
 from legoai.dsl.server.cursor import place_at, word_at
-from legoai.dsl.server.documents import Checked, Checking, Document, check
+from legoai.dsl.server.documents import Checked, Checking, Document, check, uri_of
 from legoai.dsl.server.highlighting import LEGEND, semantic_tokens
 from legoai.specs.directives import FAMILIES, family
-from support import TESTS, VALID_PLANS, WORKED_PLANS
+from support import ROOT, TESTS, VALID_PLANS, WORKED_PLANS
 from support.command_line import GOOD
 
 NOTHING = Checking({}, frozenset(), lambda message: None)
@@ -127,6 +129,67 @@ def test_given_options_are_not_offered_again(known: Checked):
 )
 def test_only_what_is_legal_there_is_offered(marked: str, expected: list[str], known: Checked):
     assert labels(marked, known) == expected
+
+
+ON_TP = GOOD.replace("dp_shard = 4)", "dp_shard = 2, tp = 2)") + "shard standard on tp { layers.*.attention.wq"
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("batch (global = |", []),
+        ("batch (seq_len = |", []),
+        ("batch (micro = |", ["auto"]),
+        ("optimizer adamw(lr = |", []),
+        ("optimizer adamw(betas = [|", []),
+        ("clip (norm = |", []),
+        ("schedule cosine(warmup = |", []),
+        ("checkpoint (preserve_rng = |", []),
+        ("checkpoint { layers.* = |", ["auto"]),
+        ("checkpoint { layers.* = selective(keep = [|", ["auto"]),
+        ("checkpoint { layers.* = auto in [selective(keep = [|", []),
+        ("checkpoint { layers.* = auto -> selective(keep = [|", []),
+        ("cluster h100_sxm(hosts = |", ["auto in […]"]),
+        ("precision (param = |", ["auto in […]"]),
+        ("mesh (tp = |", ["auto"]),
+        ("shard standard on ep { layers.*.moe = |", ["auto in […]"]),
+        ("shard |", ["auto"]),
+        ("shard | on tp {}", ["auto"]),
+        ("shard | on ep {}", []),
+        (f"{ON_TP} = |", ["auto"]),
+        (f"{ON_TP}.weight = |", ["auto in […]"]),
+        (f"{ON_TP}.{{0.. = |", ["auto in […]"]),
+    ],
+)
+def test_auto_is_offered_where_a_value_is_searched(marked: str, expected: list[str], known: Checked):
+    found = labels(marked if marked.startswith(GOOD[:10]) else GOOD + marked, known)
+    assert [name for name in found if name.startswith("auto")] == expected
+
+
+def test_degrees_need_a_domain_where_the_number_of_devices_is_open():
+    text = GOOD.replace("cpu(devices = 4)", "h100_sxm(hosts = auto in [1, 2], fabric = infiniband_ndr)")
+    found = labels(text.replace("dp_shard = 4)", "dp_shard = |)"), check(document(text), NOTHING))
+    assert "auto in […]" in found and "auto" not in found
+
+
+@pytest.mark.parametrize(
+    "name", ["tests/dsl/valid/every_form.plan", "plans/mixtral_8x7b_64_auto.plan", "plans/tiny.plan"]
+)
+def test_no_hole_that_is_offered_is_refused(name: str):
+    """Each is written in place of a value of the plan: without a domain as it is, else with the value as domain."""
+    path = ROOT / name
+    text = path.read_text(encoding="utf-8")
+    own = Document(uri_of(path), 1, text, "utf-16", ROOT)
+    known, count = check(own, NOTHING), 0
+    for value in re.finditer(r"(?:(?<== )|(?<=\[)|(?<=, ))[A-Za-z0-9][\w.%-]*(?:\([^()]*\))?(?=[,\])\n ])", text):
+        for item in completion(own, value.start(), known).items:
+            if item.label.startswith("auto"):
+                hole = "auto" if item.label == "auto" else f"auto in [{value[0]}]"
+                changed = text[: value.start()] + hole + text[value.end() :]
+                found = lint(changed, name, directory=path.parent).diagnostics
+                assert "LP012" not in {item.code for item in found}, changed[: value.end() + 10].rpartition("\n")[2]
+                count += 1
+    assert count > 5
 
 
 def test_names_of_let_are_offered_as_values():

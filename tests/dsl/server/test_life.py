@@ -270,3 +270,22 @@ def test_cost_hints_can_be_disabled_and_unknown_options_are_reported(tmp_path: P
         server.save("a.plan")
         assert server.diagnostics("a.plan")
         assert json.dumps(server.on("inlayHint", "a.plan", range=server.open("b.plan", BAD)[0]["range"])) == "[]"
+
+
+def test_server_outlives_its_working_folder(tmp_path: Path):
+    """A folder is deleted, and maybe made again: by a switch of branches, or a clone."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    extending = 'plan extending\nextends "base.plan"\n'
+    with client(folder, options={"costs": False}) as server:
+        assert [item["code"] for item in server.open("a.plan", extending)] == ["LP214"]
+        folder.rmdir()
+        server.change("a.plan", extending + "# changed\n")
+        assert [item["code"] for item in server.diagnostics("a.plan")] == ["LP214"]
+        assert server.open("new.plan", GOOD) == []
+        folder.mkdir()
+        (folder / "base.plan").write_text(GOOD, encoding="utf-8")
+        server.change("a.plan", extending)
+        assert server.diagnostics("a.plan") == []
+        assert server.leave() == 0
+        assert server.errors() == ""

@@ -125,7 +125,7 @@ def test_rename_reaches_every_plan_that_shares_the_name(shared: Client, folder: 
     (folder / "rename" / "joined.plan").write_text(texts["joined.plan"] + "let lr_top = 1\n", encoding="utf-8")
     shared.open("rename/shared/base.plan", base)
     marked = base.replace("let rate", "let |rate")
-    with pytest.raises(AssertionError, match=r"`rename/joined.plan` has a `let` of the name `lr_top`"):
+    with pytest.raises(AssertionError, match=r"`../joined.plan` has a `let` of the name `lr_top`"):
         shared.at("rename", "rename/shared/base.plan", marked, newName="lr_top")
     for name in ("shared/base.plan", "sib.plan"):
         shared.close(f"rename/{name}")
@@ -142,7 +142,7 @@ def test_rename_is_refused_where_an_unreadable_statement_has_the_name(shared: Cl
     edit = shared.at("rename", "rename/unread.plan", marked, newName="speed")["changes"]
     assert edit.keys() == {shared.uri("rename/unread.plan"), shared.uri("rename/beside.plan")}
     beside.write_text(extending.format("rate", "rate"), encoding="utf-8")
-    with pytest.raises(AssertionError, match=r"`rename/beside.plan` has a syntax error in the statement of line 4"):
+    with pytest.raises(AssertionError, match=r"`beside.plan` has a syntax error in the statement of line 4"):
         shared.at("rename", "rename/unread.plan", marked, newName="speed")
     beside.unlink()
     with pytest.raises(AssertionError, match="the plan has a syntax error in the statement of line"):

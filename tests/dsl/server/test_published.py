@@ -9,6 +9,7 @@ import pytest
 from lsprotocol import types
 
 from legoai.dsl.config import Configuration
+from legoai.dsl.diagnostics.diagnostic import apply_fixes
 from legoai.dsl.lint import lint
 from legoai.dsl.server.actions import actions
 from legoai.dsl.server.documents import Checked, Checking, Document, check, uri_of
@@ -33,8 +34,7 @@ def offset(text: str, position: types.Position) -> int:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in CORPUS}), ids=lambda folder: folder.name)
-def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(folder)
+def test_published_diagnostics_equal_lint_diagnostics(folder: Path):
     for path in [path for path in CORPUS if path.parent == folder]:
         text = path.read_text(encoding="utf-8")
         found = checked(path)
@@ -42,7 +42,7 @@ def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch:
         # No factory runs unasked; that one is not named or cannot be found is reported without running it.
         missing = folder.name in ("LP212", "LP213")
         expected = lint(
-            text, path.name, directory=Path(), factories=lambda model, run=missing: run or model.family != "python"
+            text, str(path), directory=folder, factories=lambda model, run=missing: run or model.family != "python"
         ).diagnostics
         sent = published(found)
         assert [item.code for item in sent] == [item.code for item in dict.fromkeys(expected)]
@@ -51,7 +51,7 @@ def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch:
             assert message == item.message.split("\n")[0]
             assert of.severity == SEVERITIES[item.severity]
             assert [line for line in item.help if f"help: {line}" not in of.message] == []
-            if item.label.span.file == path.name:
+            if item.label.span.file == str(path):
                 place = offset(text, of.range.start), offset(text, of.range.end)
                 end = text[item.label.span.start : item.label.span.end].rstrip("\r\n")
                 assert place in [(item.label.span.start, item.label.span.end), (place[0], place[0] + len(end))]
@@ -59,8 +59,6 @@ def test_published_diagnostics_equal_lint_diagnostics(folder: Path, monkeypatch:
 
 
 def test_every_corpus_fix_is_offered_and_equals_lint_fix(monkeypatch: pytest.MonkeyPatch):
-    from legoai.dsl.diagnostics.diagnostic import apply_fixes
-
     count = 0
     for path in CORPUS:
         text = path.read_text(encoding="utf-8")
@@ -136,3 +134,19 @@ def test_of_very_many_diagnostics_the_first_are_published_and_the_rest_counted()
     assert len(sent) == 301
     assert sent[0].severity == types.DiagnosticSeverity.Error
     assert sent[-1].message == "101 more diagnostics are not shown; `legoai lint` prints all"
+
+
+@pytest.mark.parametrize("count", [300, 301, 302])
+def test_actions_of_very_many_diagnostics_are_each_diagnostic_s_own(count: int):
+    text = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 4, seq_len = 64)\n'
+    text += "".join(f"let a{number} = 1\n" for number in range(count - 1)) + "checkpoint { layer.* = full }\n"
+    found = checked(ROOT / "many.plan", text)
+    assert len(found.diagnostics) == count
+    assert found.diagnostics[-1].severity == "error", "after the warnings, and published before them"
+    assert found.diagnostics[-1].fix is not None
+    for item in (found.diagnostics[0], found.diagnostics[-2], found.diagnostics[-1]):
+        offered = list(actions(found, item.label.span.start, item.label.span.end, ["quickfix"]))
+        about = [shown for action in offered for shown in action.diagnostics or ()]
+        assert {(shown.code, shown.message.split("\n")[0]) for shown in about} == {(item.code, item.message)}
+        made = [changes_of(action, found.document) for action in offered if not action.title.startswith("Ignore ")]
+        assert [applied(text, edits) for edits in made] == ([apply_fixes(text, [item.fix])] if item.fix else [])

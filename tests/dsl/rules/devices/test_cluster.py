@@ -21,6 +21,10 @@ def test_profile_must_be_a_readable_file(tmp_path: Path) -> None:
     assert "no file is named" in wrong_profiles("cluster profile", tmp_path)["LP222"]
     assert "cannot read" in wrong_profiles('cluster profile("none.toml")', tmp_path)["LP222"]
     assert "missing" in wrong_profiles('cluster profile("broken.toml")', tmp_path)["LP222"]
+    slip = "memory.bandwidth_bytes_per_second: expected at least 1e+06, got 3350"
+    good = (tmp_path / "good.toml").read_text(encoding="utf-8")
+    (tmp_path / "slip.toml").write_text(good.replace("= 3.35e12", "= 3350"), encoding="utf-8")
+    assert slip in wrong_profiles('cluster profile("slip.toml")', tmp_path)["LP222"]
 
 
 def wrong_profiles(text: str, directory: Path) -> dict[str, str]:
