@@ -11,7 +11,8 @@ from keyword import iskeyword
 from typing import Generic, TypeVar
 
 from legoai.lowering.emit.code import Line, Loop, Node, Statement, call, quoted
-from legoai.specs.models.manifests.manifest import BlockList, Manifest
+from legoai.specs.models.manifests.block_list import BlockList
+from legoai.specs.models.manifests.manifest import Manifest
 
 T = TypeVar("T")
 

@@ -27,11 +27,12 @@ import json
 import math
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
-from legoai.specs.models.manifests.attention_call import AttentionCall
+from legoai.specs.models.manifests.attention_call import AttentionCall, calls_from
+from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
@@ -153,9 +154,9 @@ class ModuleInfo:
     """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks; result_use, what forward does
     with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
     scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values
-    have another width, and rope_head_dim where some of the features are rotated, those of keys shared by all heads.
-    `moe`: n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it
-    could not be told."""
+    have another width, rope_head_dim where some features are rotated, those of keys shared by all heads. `moe`:
+    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could
+    not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int
@@ -196,31 +197,6 @@ class ModuleInfo:
         return f"{self.path}.{name}" if self.path else name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockList:
-    """A container of repeated blocks, such as the layers of a transformer."""
-
-    path: str
-    """Path of the container."""
-    names: tuple[str, ...]
-    """Names of the blocks inside it, in order: block i is the module `path.names[i]`."""
-    groups: tuple[tuple[int, ...], ...]
-    """Indices of blocks that are equal in class, shapes, attributes and flow; one group when all are alike."""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of the blocks, in order."""
-        return _paths_below(self.path, self.names)
-
-
-@lru_cache(maxsize=64)  # the lists of a few models, each of which is queried very often
-def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{path}.{name}" if path else name for name in names)
-
-
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""
 
@@ -244,10 +220,7 @@ class _Template:
             "random": raw.get("random", False),
             "mixes_tokens": raw.get("mixes_tokens", ""),
             "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
-            "attention_calls": tuple(
-                AttentionCall(tuple(queries), tuple(keys), *rest)
-                for queries, keys, *rest in raw.get("attention_calls", ())
-            ),
+            "attention_calls": calls_from(raw.get("attention_calls", ())),
             "changes": changes_from(raw.get("changes")),
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
             "torch_forward": raw.get("torch_forward", False),
