@@ -80,7 +80,7 @@ def times_changed(tensor: torch.Tensor) -> int:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something is called with a module's arguments, results or gradients, or those of its own parameters."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(own) or any(parameter._backward_hooks for parameter in module.parameters(recurse=False))
+    return any(own) or any(map(has_gradient_hooks, module.parameters(recurse=False)))
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -108,16 +108,24 @@ def autocast_without_device() -> Iterator[None]:
         torch.autocast.__init__ = made  # type: ignore[method-assign]
 
 
-# The function that a torch-function mode receives for `tensor.is_meta`.
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether something is called with a parameter's gradient: by `register_hook`, or after it is accumulated."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+# The functions that a torch-function mode receives for `tensor.is_meta` and `tensor.device`.
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+DEVICE_OF = torch.Tensor.device.__get__
 
 __all__ = [
+    "DEVICE_OF",
     "IS_META",
     "BatchNorm",
     "Dropout",
     "OpOverload",
     "OperatorMode",
     "autocast_without_device",
+    "has_gradient_hooks",
     "has_hooks",
     "import_compiler",
     "meta_device",

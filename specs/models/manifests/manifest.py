@@ -35,11 +35,12 @@ from legoai.specs.models.manifests.attention_call import AttentionCall, calls_fr
 from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
+from legoai.specs.models.manifests.left_on_meta import left_from
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 23
+FORMAT = 24
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -352,6 +353,7 @@ class Manifest:
             """Buffers that are saved with the model, and that its forward changes in training."""
             self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
             """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
+            self.left_on_meta = left_from(raw.get("left_on_meta", {}))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""

@@ -54,6 +54,8 @@ WITHOUT_EXAMPLE = {
     "LP659": "no built-in model draws random numbers",
     "LP232": "no built-in model has sparse gradients",
     "LP233": "no built-in model wraps modules",
+    "LP234": "no built-in model has hooks",
+    "LP235": "every built-in model keeps its tensors in buffers",
     "LP320": "no built-in model scales gradients by how often tokens occur",
     "LP335": "no built-in model reads the weights of a module that it does not call",
     "LP336": "every built-in model is followed",

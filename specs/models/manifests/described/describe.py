@@ -56,7 +56,8 @@ def describe(
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
     noted = outside_of_blocks(model, blocks) if shapes and isinstance(reads_of(model), Tokens) else {}
     routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
-    return _Describer(model, follow(model, noted, routed), shapes=shapes).manifest(source, unfilled)
+    hooked = () if first_values is None else first_values.hooked
+    return _Describer(model, follow(model, noted, routed), shapes=shapes).manifest(source, unfilled, hooked)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -89,7 +90,7 @@ class _Describer:
         self.templates: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
-    def manifest(self, source: str, unfilled: list[str]) -> Manifest:
+    def manifest(self, source: str, unfilled: list[str], hooked: tuple[str, ...]) -> Manifest:
         root = self._template(self.model)
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
@@ -117,6 +118,8 @@ class _Describer:
         }
         if self.shapes and self.followed.mixed_dtypes:
             raw["mixed_dtypes"] = self.followed.mixed_dtypes
+        if hooked or self.followed.plain_tensors:
+            raw["left_on_meta"] = {"hooked": hooked, "tensors": self.followed.plain_tensors}
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.

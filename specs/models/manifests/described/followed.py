@@ -24,6 +24,7 @@ from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.functions import tensors_in
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.last_layer import use_of_result
+from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
@@ -64,6 +65,8 @@ class Followed:
     """Why forward cannot be followed, or None."""
     shaped_by: str | None = None
     """The function at which it failed, if the shape of its result depends on values."""
+    plain_tensors: Sequence[tuple[str, str]] = ()
+    """Modules, with those of their attributes that hold tensors on the meta device which forward reads."""
 
 
 @autocast_without_device()
@@ -80,7 +83,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
-    failing = FailingOperator()
+    failing, plain = FailingOperator(), PlainTensors(model)
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -89,6 +92,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
+                plain.read_by(inputs)
                 with (
                     torch.no_grad(),
                     failing,
@@ -111,6 +115,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     mixed_dtypes=mixed,
                     result_uses=_result_uses(model, inputs, result, recorder.linear_results),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
+                    plain_tensors=tuple(plain.read),
                 )
             except Exception as raised:
                 errors.setdefault(sizes, raised)
@@ -124,6 +129,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
         error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}",
         shaped_by=failing.shaped_by,
         unfit=_unfit_by_values(model),
+        plain_tensors=tuple(plain.read),
     )
 
 
