@@ -156,8 +156,8 @@ class ModuleInfo:
     with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
     scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values
     have another width, rope_head_dim where some features are rotated, those of keys shared by all heads. `moe`:
-    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it could
-    not be told."""
+    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. `other`: recurrent, of an
+    `nn.RNNBase`. A name is absent when it could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int

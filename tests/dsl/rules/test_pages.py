@@ -56,6 +56,7 @@ WITHOUT_EXAMPLE = {
     "LP233": "no built-in model wraps modules",
     "LP234": "no built-in model has hooks",
     "LP235": "every built-in model keeps its tensors in buffers",
+    "LP645": "no built-in model is recurrent",
     "LP320": "no built-in model scales gradients by how often tokens occur",
     "LP335": "no built-in model reads the weights of a module that it does not call",
     "LP336": "every built-in model is followed",

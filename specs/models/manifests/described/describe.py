@@ -214,6 +214,8 @@ class _Describer:
             if has_hooks(module):
                 found["hooks"] = True
             found["result_use"] = self.followed.result_uses.get(self.paths[module])
+        elif isinstance(module, nn.RNNBase):
+            found = {"recurrent": True}
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
             chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
