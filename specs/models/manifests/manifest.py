@@ -395,6 +395,10 @@ class Manifest:
         """Whether the module at ``path`` has parameters and other places too."""
         return any(path == group[0] for group in self.shared_modules)
 
+    def repeats(self, path: str) -> bool:
+        """Whether the module at ``path`` holds a child, one with parameters, that it or another holds already."""
+        return any(place.rpartition(".")[0] == path for group in self.shared_modules for place in group[1:])
+
     def to_json(self) -> str:
         """Write the compact serialised form; equal manifests give equal text."""
         return json.dumps(self._raw, separators=(",", ":"), sort_keys=True)
