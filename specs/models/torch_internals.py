@@ -1,7 +1,9 @@
 """Private names of torch for describing a model; all others are in :mod:`legoai.runtime.torch_internals`."""
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -90,6 +92,41 @@ def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 @contextlib.contextmanager
+def attributes_hidden(hides: Callable[[torch.nn.Module, str, FrameType | None], bool]) -> Iterator[None]:
+    """Let modules have no attributes of some names, as placeholders of theirs have none.
+
+    Args:
+        hides: called with a module, the name of an attribute that is read, and the frame that reads it.
+    """
+    module_class = torch.nn.Module
+    get_other = module_class.__getattr__  # parameters, buffers and modules
+
+    def attribute(module: torch.nn.Module, name: str) -> Any:
+        if hides(module, name, _caller()):
+            raise AttributeError(name)
+        return object.__getattribute__(module, name)
+
+    def other_attribute(module: torch.nn.Module, name: str) -> Any:
+        if hides(module, name, _caller()):  # Python looks here next
+            raise AttributeError(name)
+        return get_other(module, name)
+
+    module_class.__getattribute__ = attribute  # type: ignore[assignment]
+    module_class.__getattr__ = other_attribute  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module_class.__getattribute__
+        module_class.__getattr__ = get_other  # type: ignore[method-assign]
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the function which calls this one."""
+    frame = inspect.currentframe()
+    return None if frame is None or frame.f_back is None else frame.f_back.f_back
+
+
+@contextlib.contextmanager
 def autocast_without_device() -> Iterator[None]:
     """Let `torch.autocast` be entered for the meta device, and for a GPU that is not there, as for a CPU.
 
@@ -124,6 +161,7 @@ __all__ = [
     "Dropout",
     "OpOverload",
     "OperatorMode",
+    "attributes_hidden",
     "autocast_without_device",
     "has_gradient_hooks",
     "has_hooks",

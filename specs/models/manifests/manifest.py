@@ -353,6 +353,9 @@ class Manifest:
             """Buffers that are saved with the model, and that its forward changes in training."""
             self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
             """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
+            self.attribute_reads: tuple[tuple[str, str, str], ...] = tuple(map(tuple, raw.get("attribute_reads", ())))
+            """Modules around blocks, each with a module inside of it and the attribute of that which its forward needs;
+            one of equal modules."""
             self.left_on_meta = left_from(raw.get("left_on_meta", {}))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]

@@ -54,10 +54,12 @@ def describe(
     unfilled = [] if first_values is None else _unfilled(model, first_values)
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
-    noted = outside_of_blocks(model, blocks) if shapes and isinstance(reads_of(model), Tokens) else {}
+    is_staged = shapes and isinstance(reads_of(model), Tokens)  # it may be, by a pipeline
+    noted = outside_of_blocks(model, blocks) if is_staged else {}
+    around = {above for path in blocks for above in _above(path)} if is_staged else ()
     routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
     hooked = () if first_values is None else first_values.hooked
-    return _Describer(model, follow(model, noted, routed), shapes=shapes).manifest(source, unfilled, hooked)
+    return _Describer(model, follow(model, noted, routed, around), shapes=shapes).manifest(source, unfilled, hooked)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -120,6 +122,8 @@ class _Describer:
             raw["mixed_dtypes"] = self.followed.mixed_dtypes
         if hooked or self.followed.plain_tensors:
             raw["left_on_meta"] = {"hooked": hooked, "tensors": self.followed.plain_tensors}
+        if self.followed.attribute_reads:
+            raw["attribute_reads"] = self.followed.attribute_reads
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.
@@ -315,6 +319,13 @@ def _block_lists(model: nn.Module) -> list[nn.Module]:
 
     search(model)
     return found
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the paths of the modules around one, the model's own last."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _is_of_torch(module_class: type[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
+from legoai.specs.models.manifests.described.attribute_reads import AttributeReads
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.manifests.described.failing_operator import FailingOperator
@@ -67,10 +68,14 @@ class Followed:
     """The function at which it failed, if the shape of its result depends on values."""
     plain_tensors: Sequence[tuple[str, str]] = ()
     """Modules, with those of their attributes that hold tensors on the meta device which forward reads."""
+    attribute_reads: Sequence[tuple[str, str, str]] = ()
+    """Modules, each with another inside of it and the attribute of that which its forward reads."""
 
 
 @autocast_without_device()
-def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
+def follow(
+    model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module], around: Collection[str]
+) -> Followed:
     """Run a model's forward, and note what happens in it.
 
     Some models take only some sizes, such as multiples of 16 tokens, and some kernels exist on the meta device for bf16
@@ -80,6 +85,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
         model: on the meta device.
         noted: the modules, by path, whose shapes are recorded too.
         routed: the modules that send tokens to experts.
+        around: paths of those whose reads of attributes of modules inside are recorded.
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
@@ -116,6 +122,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     result_uses=_result_uses(model, inputs, result, recorder.linear_results),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
                     plain_tensors=tuple(plain.read),
+                    attribute_reads=_attribute_reads(model, inputs, around),
                 )
             except Exception as raised:
                 errors.setdefault(sizes, raised)
@@ -245,6 +252,15 @@ def _result_uses(model: nn.Module, inputs: tuple[Any, ...], result: Any, layers:
     except Exception:  # its training or its evaluation fails, whatever computes the layer
         return {}
     return {path: use} if use else {}
+
+
+def _attribute_reads(
+    model: nn.Module, inputs: tuple[Any, ...], around: Collection[str]
+) -> Sequence[tuple[str, str, str]]:
+    reads = AttributeReads(model, around)
+    if around:
+        reads.read_by(inputs)
+    return reads.found
 
 
 @contextlib.contextmanager
