@@ -13,7 +13,7 @@ from torch import nn
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues, unfilled_by
 from legoai.specs.models.manifests.described.flow import Call
-from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of
+from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of, require_positions_for_inputs
 from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
 from legoai.specs.models.reads import Tokens, described
@@ -49,8 +49,9 @@ def describe(
             and give.
 
     Raises:
-        ManifestError: the model's `reads` is invalid.
+        ManifestError: the model's `reads` is invalid, or its forward does not take by position what that states.
     """
+    require_positions_for_inputs(model)
     unfilled = [] if first_values is None else _unfilled(model, first_values)
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]

@@ -301,6 +301,24 @@ def _inputs(model: nn.Module, sizes: Sizes | None) -> tuple[Any, ...]:
     return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
 
 
+def require_positions_for_inputs(model: nn.Module) -> None:
+    """Check that forward takes by position what a run passes so.
+
+    Raises:
+        ManifestError: it takes fewer arguments by position, such as none but keywords.
+    """
+    reads, parameters = reads_of(model), inspect.signature(model.forward).parameters.values()
+    given = 0 if reads is None else len(reads.inputs(*_TRIED[0]))
+    taken = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
+    if taken < given and all(item.kind is not item.VAR_POSITIONAL for item in parameters):
+        raise ManifestError(
+            "not_a_module",
+            f"training passes {given} input{'s' if given > 1 else ''} by position, and the forward of "
+            f"{type(model).__name__} takes {taken or 'none'} so",
+            "give forward parameters that no `*` precedes, as in `def forward(self, tokens)`",
+        )
+
+
 def reads_of(model: nn.Module) -> Reads | None:
     """Return the model's inputs and outputs by its own `reads`; see `legoai.specs.models.reads`."""
     declared = inspect.getattr_static(type(model), "reads", None)
