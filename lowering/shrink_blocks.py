@@ -13,7 +13,8 @@ from legoai.lowering.emit.blocks import group as grouped
 from legoai.specs.directives.base import Divided, PathRule
 from legoai.specs.directives.checkpoint import Every
 from legoai.specs.directives.comm import Bucket, Units
-from legoai.specs.models.manifests.manifest import BlockList, Manifest
+from legoai.specs.models.manifests.block_list import BlockList
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
 T = TypeVar("T")

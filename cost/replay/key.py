@@ -16,7 +16,7 @@ from legoai.cost.replay.file import FORMAT
 from legoai.cost.replay.repeated_blocks import TAKEN, runs_of
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
 from legoai.specs.cluster import Device
-from legoai.specs.models.manifests.manifest import BlockList
+from legoai.specs.models.manifests.block_list import BlockList
 
 _NAMES: Final = frozenset({"PLAN", "PLAN_HASH"})
 """Constants of a program that only name it."""

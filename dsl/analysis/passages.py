@@ -13,7 +13,8 @@ from typing import Final, TypeAlias
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import holders
-from legoai.specs.models.manifests.manifest import BlockList, Manifest, ModuleInfo, Step
+from legoai.specs.models.manifests.block_list import BlockList
+from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo, Step
 
 Word: TypeAlias = tuple[object, ...]
 """A step of a passage, or the source of one of its inputs, in terms that are the same for equal passages."""

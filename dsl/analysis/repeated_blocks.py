@@ -19,7 +19,7 @@ from legoai.dsl.analysis.passages import passages
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.precision import Float8, MxFp8
-from legoai.specs.models.manifests.manifest import BlockList
+from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.plan import Plan
 
 BlockClasses: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]

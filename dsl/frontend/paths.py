@@ -152,7 +152,8 @@ def _braces(body: str, offset: int) -> Braces:
     words = tuple(word.strip() for word in body.split(","))
     for word in words:
         if not _WORD.fullmatch(word):
-            raise PathError(f"`{word}` is no name" if word else "an alternative is empty", offset)
+            cure = "; alternatives are single segments: write a rule for each path" if "." in word else ""
+            raise PathError(f"`{word}` is no name{cure}" if word else "an alternative is empty", offset)
     return Braces(start, end, words, False)
 
 

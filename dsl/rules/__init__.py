@@ -38,6 +38,7 @@ MODULES: Final = (
     "rules.computation.compile",
     "rules.computation.dynamic_shapes",
     "rules.computation.hidden_operators",
+    "rules.computation.recurrent",
     "rules.computation.checkpoint",
     "rules.computation.operator_names",
     "rules.data_parallelism.comm",

@@ -11,7 +11,8 @@ from keyword import iskeyword
 from typing import Generic, TypeVar
 
 from legoai.lowering.emit.code import Line, Loop, Node, Statement, call, quoted
-from legoai.specs.models.manifests.manifest import BlockList, Manifest
+from legoai.specs.models.manifests.block_list import BlockList
+from legoai.specs.models.manifests.manifest import Manifest
 
 T = TypeVar("T")
 
@@ -167,19 +168,22 @@ def _over(blocks: BlockList, indices: tuple[int, ...], manifest: Manifest, *, re
     kind = manifest.modules[blocks.path].class_name
     prefix = f"{blocks.path}." if blocks.path else ""
     block, base = _block_name(blocks.path), prefix + blocks.names[indices[0]]
-    if len(indices) == len(blocks) and kind in _ITERATED:
+    repeats = manifest.repeats(blocks.path)
+    if len(indices) == len(blocks) and kind in _ITERATED and not repeats:
         every, numbered = _ITERATED[kind]
         if not replace:
             return Blocks(f"for {block} in {every.format(container)}", block, base, block)
         variable, pairs = numbered
         return Blocks(f"for {variable}, {block} in {pairs.format(container)}", block, base, f"{container}[{variable}]")
-    by_index = kind in ("ModuleList", "Sequential") or _numbered(blocks)
+    by_index = _numbered(blocks) or (kind in ("ModuleList", "Sequential") and _is_indexed(manifest, blocks.path))
     names = ", ".join(quoted(blocks.names[index]) for index in indices)
+    if repeats and by_index:
+        indices = tuple(int(blocks.names[index]) for index in indices)
     header = f"for index in {_indices(indices)}" if by_index else f"for name in ({names})"
     variable = "index" if by_index else "name"
     if kind == "ModuleDict":
         one = f"{container}[{'str(index)' if by_index else 'name'}]"
-    elif kind in _ITERATED:
+    elif kind in _ITERATED and by_index:
         one = f"{container}[index]"
     else:
         one = f'{MODEL}.get_submodule(f"{prefix}{{{variable}}}")'
@@ -235,14 +239,27 @@ def expression(manifest: Manifest, path: str, *, base: str = "", block: str = MO
         kind = manifest.modules[above].class_name
         if kind == "ModuleDict":
             text += f"[{quoted(name)}]"
-        elif kind in ("ModuleList", "Sequential"):
-            text += f"[{manifest.modules[above].children.index(name)}]"
+        elif kind in ("ModuleList", "Sequential") and _is_indexed(manifest, above):
+            text += f"[{_position(manifest, above, name)}]"
         elif name.isidentifier() and name.isascii() and not iskeyword(name):
             text += f".{name}"
         else:
             return f"{block}.get_submodule({quoted(relative)})"
         above = f"{above}.{name}" if above else name
     return text
+
+
+def _is_indexed(manifest: Manifest, path: str) -> bool:
+    """Whether the indices of the children of a list or a sequence are known.
+
+    The manifest has no child again that is there twice.
+    """
+    return not manifest.repeats(path) or all(name.isdecimal() for name in manifest.modules[path].children)
+
+
+def _position(manifest: Manifest, path: str, name: str) -> int:
+    """The index of a child of a list or a sequence."""
+    return int(name) if manifest.repeats(path) else manifest.modules[path].children.index(name)
 
 
 def replacement(place: str, value: Node) -> Line:

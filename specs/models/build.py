@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from legoai.specs.models.families import FAMILIES
@@ -79,6 +80,20 @@ def _call_factory(source: ModelSource, base_directory: Path) -> nn.Module:
             if isinstance(factory, type)
             else f"let `{attribute}` end with `return` and the model, or name another function",
         )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ManifestError(
+                "not_a_module",
+                f"{source} has scripted or traced {f'`{path}`' if path else 'the model'}, which no plan can change",
+                "return the module itself, without `torch.jit`; a plan's `compile` compiles modules",
+            )
+        tensors = (*module._parameters.values(), *module._buffers.values())
+        if any(isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer) for tensor in tensors):
+            raise ManifestError(
+                "not_a_module",
+                f"{source} leaves the shapes of `{path or 'root'}` open, a `{type(module).__name__}`",
+                "call the model once in the factory, which gives its lazy modules their shapes",
+            )
     return model
 
 

@@ -23,6 +23,7 @@ from legoai.specs.models.random_operators import is_random, seed_generators
 from legoai.specs.models.torch_internals import (
     IS_META,
     OperatorMode,
+    has_gradient_hooks,
     import_compiler,
     meta_device,
     storage_key,
@@ -158,6 +159,8 @@ class FirstValues:
     """Initial values of the parameters and buffers of a model, computed on demand."""
 
     def __init__(self, recorder: _Recorder, model: nn.Module) -> None:
+        self.hooked = tuple(name for name, parameter in model.named_parameters() if has_gradient_hooks(parameter))
+        """Paths of the parameters with hooks, which no parameter has that replaces one."""
         self._operations = recorder.operations
         self._nbytes = {key: storage.nbytes() for key, storage in recorder.storages.items()}
         self._tensors: dict[str, _View | torch.Tensor] = {}

@@ -1,7 +1,9 @@
 """Private names of torch for describing a model; all others are in :mod:`legoai.runtime.torch_internals`."""
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -80,13 +82,48 @@ def times_changed(tensor: torch.Tensor) -> int:
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something is called with a module's arguments, results or gradients, or those of its own parameters."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
-    return any(own) or any(parameter._backward_hooks for parameter in module.parameters(recurse=False))
+    return any(own) or any(map(has_gradient_hooks, module.parameters(recurse=False)))
 
 
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which this one is a view; None where it is not a view."""
     with DisableTorchFunction():  # otherwise a mode would observe it as an operation of the model
         return tensor._base
+
+
+@contextlib.contextmanager
+def attributes_hidden(hides: Callable[[torch.nn.Module, str, FrameType | None], bool]) -> Iterator[None]:
+    """Let modules have no attributes of some names, as placeholders of theirs have none.
+
+    Args:
+        hides: called with a module, the name of an attribute that is read, and the frame that reads it.
+    """
+    module_class = torch.nn.Module
+    get_other = module_class.__getattr__  # parameters, buffers and modules
+
+    def attribute(module: torch.nn.Module, name: str) -> Any:
+        if hides(module, name, _caller()):
+            raise AttributeError(name)
+        return object.__getattribute__(module, name)
+
+    def other_attribute(module: torch.nn.Module, name: str) -> Any:
+        if hides(module, name, _caller()):  # Python looks here next
+            raise AttributeError(name)
+        return get_other(module, name)
+
+    module_class.__getattribute__ = attribute  # type: ignore[assignment]
+    module_class.__getattr__ = other_attribute  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del module_class.__getattribute__
+        module_class.__getattr__ = get_other  # type: ignore[method-assign]
+
+
+def _caller() -> FrameType | None:
+    """Return the frame that called the function which calls this one."""
+    frame = inspect.currentframe()
+    return None if frame is None or frame.f_back is None else frame.f_back.f_back
 
 
 @contextlib.contextmanager
@@ -108,16 +145,25 @@ def autocast_without_device() -> Iterator[None]:
         torch.autocast.__init__ = made  # type: ignore[method-assign]
 
 
-# The function that a torch-function mode receives for `tensor.is_meta`.
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether something is called with a parameter's gradient: by `register_hook`, or after it is accumulated."""
+    return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
+
+
+# The functions that a torch-function mode receives for `tensor.is_meta` and `tensor.device`.
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+DEVICE_OF = torch.Tensor.device.__get__
 
 __all__ = [
+    "DEVICE_OF",
     "IS_META",
     "BatchNorm",
     "Dropout",
     "OpOverload",
     "OperatorMode",
+    "attributes_hidden",
     "autocast_without_device",
+    "has_gradient_hooks",
     "has_hooks",
     "import_compiler",
     "meta_device",

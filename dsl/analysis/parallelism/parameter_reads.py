@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.shard import is_never_called
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.manifest import ModuleInfo
+
+CALL_IT: Final = "call the module itself, `block(x)`, not its `forward` or another method by name"
+"""What makes a module called that a forward bypasses."""
 
 _OF_SHAPES = ("view_as", "reshape_as", "expand_as")
 
@@ -42,6 +45,26 @@ def only_read(analysis: Analysis) -> dict[str, str]:
         for parameter, readers in read_from_above(analysis).items()
         if is_never_called(manifest, module := parameter.rpartition(".")[0])
     }
+
+
+@fact
+def bypassed(analysis: Analysis) -> dict[str, str]:
+    """Return the modules that are never called, although one inside of them is, with the first of those.
+
+    Their forward, or another method of theirs, is called by its name, as `block.forward(x)` is, or modules above call
+    what is inside: what is attached to a call of theirs does not happen.
+    """
+    manifest = analysis.manifest
+    found: dict[str, str] = {}
+    if manifest is None or manifest.flow_error is not None:
+        return found
+    never = {path for path in manifest.modules if is_never_called(manifest, path)}
+    for path in manifest.modules:
+        if path not in never:
+            for above in holders(path):
+                if above in never:
+                    found.setdefault(above, path)
+    return {path: found[path] for path in manifest.modules if path in found}
 
 
 def is_read_from_above(analysis: Analysis, path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, fill, local_numel
-from legoai.dsl.analysis.parallelism.parameter_reads import is_read_from_above
+from legoai.dsl.analysis.parallelism.parameter_reads import bypassed, is_read_from_above
 from legoai.specs.directives.replicate import ReplicateUse
 from legoai.specs.dtypes import DTYPE_BYTES
 
@@ -28,8 +28,8 @@ def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
     """Return buckets of blocks, filled from the end of the model, where gradients are ready first.
 
     The remainder of the last bucket belongs to the model as a whole, and so do modules that share parameters, or whose
-    parameters are read without a call of them. Under a pipeline each block is a bucket: a stage reduces its gradients
-    after the last micro batch, with nothing to overlap.
+    parameters are read without a call of them, or that are bypassed. Under a pipeline each block is a bucket: a stage
+    reduces its gradients after the last micro batch, with nothing to overlap.
     """
     replicate, manifest, plan = replicas(analysis), analysis.manifest, analysis.plan
     if replicate is None:
@@ -44,7 +44,9 @@ def gradient_buckets(analysis: Analysis) -> tuple[ModuleBucket, ...]:
     sizes = [
         (path, local_numel(analysis, path) * size)
         for path in reversed(_pieces(analysis))
-        if not any(parameter.startswith(f"{path}.") for parameter in tied) and not is_read_from_above(analysis, path)
+        if not any(parameter.startswith(f"{path}.") for parameter in tied)
+        and not is_read_from_above(analysis, path)
+        and path not in bypassed(analysis)
     ]
     filled = fill([(path, held) for path, held in sizes if held], replicate.bucket)
     if filled and sum(held for path, held in sizes if path in filled[-1]) < replicate.bucket:

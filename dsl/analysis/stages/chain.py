@@ -31,7 +31,11 @@ class Node(Record, kw_only=True):
 
 
 class CannotFollow(Exception):  # noqa: N818
-    """The forward cannot be followed to its end; the message gives the position."""
+    """The forward cannot be followed to its end; the message gives the position, and `help` a remedy of its own."""
+
+    def __init__(self, message: str, help: str = "") -> None:
+        super().__init__(message)
+        self.help = help
 
 
 class Cut(Record, kw_only=True):
@@ -128,6 +132,14 @@ class Chain:
             if path in self.calls and self.manifest.modules[path].gives is None:
                 raise CannotFollow(
                     f"`{path}` does not return one tensor whose lengths are multiples of the batch and the length"
+                )
+        for reader, module, attribute in self.manifest.attribute_reads:
+            if self.points.holder(module) in stage_of:
+                raise CannotFollow(
+                    f"the forward of `{reader or 'root'}` runs on every stage and reads `{module}.{attribute}`, which "
+                    "is on one",
+                    help="let forward take dtypes, devices and numbers from its inputs, or keep them in attributes of "
+                    f"`{reader or 'root'}`",
                 )
         for index in range(1, len(stages)):
             yield self._cut(index, stage_of)

@@ -15,7 +15,7 @@ from legoai.dsl.analysis.computation.checkpoint import (
     recomputed_modules,
 )
 from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
-from legoai.dsl.analysis.parallelism.parameter_reads import only_read
+from legoai.dsl.analysis.parallelism.parameter_reads import CALL_IT, bypassed, only_read
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Every, Full, Selective
@@ -37,7 +37,8 @@ class NeverCalled(Check):
 
     A `ModuleList` or `ModuleDict` has no forward of its own: wrapping it neither recomputes nor compiles what
     is in it. The same holds for a layer that its parent does not call, but whose weights it passes to a function, as
-    `nn.MultiheadAttention` does with those of its `out_proj`.
+    `nn.MultiheadAttention` does with those of its `out_proj`, and for a module of which only the forward or another
+    method is called by its name, as `block.forward(x)` is.
 
     ## Example
     ```
@@ -58,9 +59,18 @@ class NeverCalled(Check):
         for directive, kinds in ((plan.checkpoint, _RECOMPUTE), (plan.compile, (Inductor, AotEager))):
             for rule, paths in grouped(following(analysis, directive, kinds).items()):
                 assert manifest is not None and directive is not None
-                read = only_read(analysis)
+                read, inside = only_read(analysis), bypassed(analysis)
                 lists = [path for path in paths if manifest.modules[path].class_name in ("ModuleList", "ModuleDict")]
-                if len(lists) + sum(path in read for path in paths) < len(paths):
+                if any(path not in read and path not in inside for path in paths if path not in lists):
+                    continue
+                if not lists and paths[0] not in read:
+                    yield self.at(
+                        rule.path_origin.written,
+                        f"`{paths[0]}` is never called, although `{inside[paths[0]]}` inside of it is, so "
+                        f"`{directive.keyword}` has no effect",
+                        label="not called",
+                        help=[CALL_IT],
+                    )
                     continue
                 if not lists:
                     reader = name_of(read[paths[0]])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
 from legoai.dsl.analysis.facts import below, grouped, name_of
-from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters, owner
+from legoai.dsl.analysis.parallelism.fsdp import FsdpUnit, fsdp_units, has_own_parameters, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
-from legoai.dsl.analysis.parallelism.parameter_reads import read_from_above
+from legoai.dsl.analysis.parallelism.parameter_reads import CALL_IT, read_from_above
 from legoai.dsl.analysis.parallelism.shard import is_never_called
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -61,12 +61,15 @@ class UnitOnContainer(Check):
 
 
 class WeightsReadFromAbove(Check):
-    """A unit whose parameters are read by a forward above it, while they are sharded.
+    """A unit whose parameters are used without a call of its module, while they are sharded.
 
     A unit gathers its parameters when its module is called, and frees them afterwards. `nn.MultiheadAttention` passes
     the weights of its `out_proj` to a function and never calls it; an output layer may be computed as
     `F.linear(x, self.embed.weight)`. Those weights belong in the unit of the module that reads them. A unit that is
     called before, and stays gathered until backward, may be read.
+
+    The same holds for a module of which only the forward or another method is called by its name, as `block.forward(x)`
+    is, and for one whose parent calls what is inside of it.
     """
 
     code = "LP335"
@@ -82,6 +85,7 @@ class WeightsReadFromAbove(Check):
             reader = next((path for path in readers if below(unit, path)), None)
             if reader is not None and (units[unit].is_resharded_after_forward or is_never_called(manifest, unit)):
                 found.setdefault(unit, (parameter, reader))
+        yield from self._bypassed(analysis, manifest, units)
         ruled = ((path, rule) for path, unit in units.items() if path in found and (rule := unit.rule) is not None)
         for rule, paths in grouped(ruled):
             parameter, reader = found[paths[0]]
@@ -90,6 +94,33 @@ class WeightsReadFromAbove(Check):
                 f"`{name_of(reader)}` reads `{parameter}` without a call of the unit `{paths[0]}`: it is sharded then",
                 label="not gathered there",
                 help=[f"leave it in the unit of `{name_of(reader)}`"],
+            )
+
+    @staticmethod
+    def _used_inside(analysis: Analysis, manifest: Manifest) -> dict[str, str]:
+        """The units that are never called, each with the first module that computes with parameters of the unit."""
+        found: dict[str, str] = {}
+        for path, info in manifest.modules.items():
+            if info.parameters and not is_never_called(manifest, path):
+                unit = owner(analysis, info.child_path(info.parameters[0].name))
+                if (
+                    unit
+                    and is_never_called(manifest, unit)
+                    and manifest.modules[unit].class_name not in _HELD_CONTAINERS
+                ):
+                    found.setdefault(unit, path)
+        return found
+
+    def _bypassed(self, analysis: Analysis, manifest: Manifest, units: Mapping[str, FsdpUnit]) -> Iterator[Diagnostic]:
+        found = self._used_inside(analysis, manifest) if len(units) > 1 else {}
+        ruled = ((path, rule) for path, unit in units.items() if path in found and (rule := unit.rule) is not None)
+        for rule, paths in grouped(ruled):
+            inside = found[paths[0]]
+            yield self.at(
+                span_of(rule),
+                f"the unit `{paths[0]}` is never called, although `{inside}` inside of it is: it is sharded then",
+                label="not gathered there",
+                help=[CALL_IT, "or make units of the modules inside of it that are called"],
             )
 
 

@@ -23,7 +23,7 @@ class CannotCut(Check):
     Each module that a stage can begin with returns one tensor, since a placeholder does. The model returns logits of
     the shape [batch, length, vocabulary]. Modules without weights that look at no token, such as rotary embeddings, are
     on every stage. A parameter of the model itself, outside of its modules, would be on every stage too, and is
-    refused.
+    refused. A placeholder has no attributes of the module that it replaces, such as `self.embedding.weight.dtype`.
     """
 
     code = "LP518"
@@ -39,7 +39,7 @@ class CannotCut(Check):
             f"this model cannot be cut into {stage_count(analysis)} stages: {error}",
             label="cannot be cut like this",
             others=[Label(analysis.span_of(plan.model, "family"), "the model")],
-            help=["split where one block hands one tensor to the next, or train it without a pipeline"]
+            help=[error.help or "split where one block hands one tensor to the next", "or train it without a pipeline"]
             if analysis.manifest is None or analysis.manifest.flow_error is None
             else [*help_to_follow(analysis), "train it without a pipeline"],
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.facts import listed
 from legoai.dsl.analysis.magnitudes.bounds import padded_vocabulary, unaligned_vocabulary
 from legoai.dsl.analysis.magnitudes.trained import embedding_with
 from legoai.dsl.analysis.model import refusal
@@ -201,6 +202,56 @@ class WrappedByAuthor(Check):
             f"the model wraps `{path}` itself (`{info.class_name}`), so that its parameters have other paths",
             label="a plan decides what is wrapped",
             help=[f"leave the module as it is, and write `{statement} {{ {path} = {example} }}`"],
+        )
+
+
+class HooksOfParameters(Check):
+    """A hook that a factory registers on a parameter, for its gradient.
+
+    These are `register_hook` and `register_post_accumulate_grad_hook`. A model is built on the meta device, and gets
+    other parameters when a run allocates them: the hooks would never be called. Hooks of modules are kept.
+    """
+
+    code = "LP234"
+    slug = "hooks-of-parameters"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None or not manifest.left_on_meta.hooked:
+            return
+        yield self.at(
+            analysis.span_of(analysis.plan.model, "target"),
+            f"the factory registers hooks on {listed(manifest.left_on_meta.hooked)}, which a run does not call",
+            label="its parameters are replaced by others",
+            help=[
+                "register a hook on the module, by `register_full_backward_hook`, or change in forward what the "
+                "parameter computes"
+            ],
+        )
+
+
+class TensorsLeftOnMeta(Check):
+    """A tensor that a module keeps as a plain attribute, and that its forward reads.
+
+    A model is built on the meta device, where tensors have no values. A run gives values to parameters and buffers
+    alone: `self.freqs_cis = precompute_freqs_cis(…)` stays where it is, also in a list or a dictionary.
+    """
+
+    code = "LP235"
+    slug = "tensors-left-on-meta"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest = analysis.manifest
+        if manifest is None or not manifest.left_on_meta.tensors:
+            return
+        (path, name), *more = manifest.left_on_meta.tensors
+        owner, rest = manifest.modules[path], f" (and {len(more)} more)" if more else ""
+        yield self.at(
+            analysis.span_of(analysis.plan.model, "target"),
+            f"`{owner.child_path(name)}` of `{owner.class_name}`{rest} is neither a parameter nor a buffer, and gets "
+            "no values in a run",
+            label="forward reads a plain attribute",
+            help=[f'write `self.register_buffer("{name}", …, persistent=False)`, or compute it in forward'],
         )
 
 

@@ -11,7 +11,7 @@ from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Group, Item, Line, Loop, Note, Statement, call
 from legoai.specs.directives.comm import Units
-from legoai.specs.models.manifests.manifest import BlockList
+from legoai.specs.models.manifests.block_list import BlockList
 
 _WHY: Final = "after all units are made, since each prefetches others"
 

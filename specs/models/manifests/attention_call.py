@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 
 class AttentionCall(NamedTuple):
@@ -48,3 +49,8 @@ class Misfit(NamedTuple):
     given: str
     """What the function is called with."""
     help: str
+
+
+def calls_from(raw: Iterable[Sequence[Any]]) -> tuple[AttentionCall, ...]:
+    """Read the serialised form."""
+    return tuple(AttentionCall(tuple(queries), tuple(keys), *rest) for queries, keys, *rest in raw)

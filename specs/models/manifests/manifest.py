@@ -27,18 +27,20 @@ import json
 import math
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from legoai.specs.models.config_checks import Scalar
-from legoai.specs.models.manifests.attention_call import AttentionCall
+from legoai.specs.models.manifests.attention_call import AttentionCall, calls_from
+from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
+from legoai.specs.models.manifests.left_on_meta import left_from
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 23
+FORMAT = 24
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -153,9 +155,9 @@ class ModuleInfo:
     """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks; result_use, what forward does
     with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
     scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values
-    have another width, and rope_head_dim where some of the features are rotated, those of keys shared by all heads.
-    `moe`: n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. A name is absent when it
-    could not be told."""
+    have another width, rope_head_dim where some features are rotated, those of keys shared by all heads. `moe`:
+    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. `other`: recurrent, of an
+    `nn.RNNBase`. A name is absent when it could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int
@@ -196,31 +198,6 @@ class ModuleInfo:
         return f"{self.path}.{name}" if self.path else name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockList:
-    """A container of repeated blocks, such as the layers of a transformer."""
-
-    path: str
-    """Path of the container."""
-    names: tuple[str, ...]
-    """Names of the blocks inside it, in order: block i is the module `path.names[i]`."""
-    groups: tuple[tuple[int, ...], ...]
-    """Indices of blocks that are equal in class, shapes, attributes and flow; one group when all are alike."""
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Paths of the blocks, in order."""
-        return _paths_below(self.path, self.names)
-
-
-@lru_cache(maxsize=64)  # the lists of a few models, each of which is queried very often
-def _paths_below(path: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"{path}.{name}" if path else name for name in names)
-
-
 class _Template:
     """The part of a manifest that equal modules share: everything but the path."""
 
@@ -244,10 +221,7 @@ class _Template:
             "random": raw.get("random", False),
             "mixes_tokens": raw.get("mixes_tokens", ""),
             "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
-            "attention_calls": tuple(
-                AttentionCall(tuple(queries), tuple(keys), *rest)
-                for queries, keys, *rest in raw.get("attention_calls", ())
-            ),
+            "attention_calls": calls_from(raw.get("attention_calls", ())),
             "changes": changes_from(raw.get("changes")),
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
             "torch_forward": raw.get("torch_forward", False),
@@ -379,6 +353,10 @@ class Manifest:
             """Buffers that are saved with the model, and that its forward changes in training."""
             self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
             """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
+            self.attribute_reads: tuple[tuple[str, str, str], ...] = tuple(map(tuple, raw.get("attribute_reads", ())))
+            """Modules around blocks, each with a module inside of it and the attribute of that which its forward needs;
+            one of equal modules."""
+            self.left_on_meta = left_from(raw.get("left_on_meta", {}))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""
@@ -419,6 +397,10 @@ class Manifest:
     def is_shared(self, path: str) -> bool:
         """Whether the module at ``path`` has parameters and other places too."""
         return any(path == group[0] for group in self.shared_modules)
+
+    def repeats(self, path: str) -> bool:
+        """Whether the module at ``path`` holds a child, one with parameters, that it or another holds already."""
+        return any(place.rpartition(".")[0] == path for group in self.shared_modules for place in group[1:])
 
     def to_json(self) -> str:
         """Write the compact serialised form; equal manifests give equal text."""

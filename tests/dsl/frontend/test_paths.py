@@ -90,6 +90,11 @@ def test_invalid_pattern_reports_its_offset(text: str, offset: int):
     assert str(error.value)
 
 
+def test_alternatives_of_several_segments_are_two_rules():
+    with pytest.raises(PathError, match=r"`visual\.blocks` is no name; alternatives are single segments"):
+        pattern("{visual.blocks, resblocks}.*")
+
+
 @given(st.text("abl*{}.,0129 _-", max_size=14))
 @settings(max_examples=500)
 def test_any_text_is_a_pattern_or_a_path_error(text: str):

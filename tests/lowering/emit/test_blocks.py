@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from functools import cache
 
 import pytest
@@ -235,6 +236,33 @@ def header(kind: str, indices: tuple[int, ...], *, replace: bool = False) -> str
 )
 def test_loop_headers_are_idiomatic(kind: str, indices: tuple[int, ...], expected: str):
     assert header(kind, indices) == expected
+
+
+@pytest.mark.parametrize(
+    ("order", "names", "expected"),
+    [
+        ("ABA", None, (0, 1)),
+        ("AAB", None, (0, 2)),
+        ("AABC", None, (0, 2, 3)),
+        ("ABA", ["first", "second", "third"], ("first", "second")),
+    ],
+)
+def test_block_at_several_places_of_its_list_is_reached_once(order: str, names: list[str] | None, expected: tuple):
+    with torch.device("meta"):
+        made = {letter: nn.Sequential(nn.Linear(2, 2)) for letter in order}
+        held = [made[letter] for letter in order]
+        named = OrderedDict(zip(names or (), held, strict=False))
+        model = Model(nn.Sequential(named) if named else nn.ModuleList(held))
+    manifest = describe(model, "model")
+    listed = manifest.block_lists[0]
+    assert listed.names == tuple(map(str, expected))
+    (item,) = group(dict.fromkeys(listed.paths, 1), manifest.block_lists)
+    reached: list[nn.Module] = []
+    loop = blocks_of(item, manifest)
+    run(loop.loop([Line(call("note", loop.block))]), model, note=reached.append)
+    assert reached == list(made.values())
+    for path in listed.paths:
+        assert eval(expression(manifest, path), {"model": model}) is model.get_submodule(path)
 
 
 def test_replacing_loops_have_the_key():

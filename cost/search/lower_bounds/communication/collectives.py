@@ -44,7 +44,8 @@ from legoai.dsl.analysis.stages.pipeline import most_stages
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.layouts import Partial, Sharded
 from legoai.specs.dtypes import DTYPE_BYTES
-from legoai.specs.models.manifests.manifest import BlockList, Manifest
+from legoai.specs.models.manifests.block_list import BlockList
+from legoai.specs.models.manifests.manifest import Manifest
 
 _SEQUENTIAL: Final = ("attention", "feed_forward")
 """Kinds of the modules of a block that run one after the other."""

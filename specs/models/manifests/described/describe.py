@@ -13,7 +13,7 @@ from torch import nn
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues, unfilled_by
 from legoai.specs.models.manifests.described.flow import Call
-from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of
+from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of, require_positions_for_inputs
 from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
 from legoai.specs.models.reads import Tokens, described
@@ -49,14 +49,18 @@ def describe(
             and give.
 
     Raises:
-        ManifestError: the model's `reads` is invalid.
+        ManifestError: the model's `reads` is invalid, or its forward does not take by position what that states.
     """
+    require_positions_for_inputs(model)
     unfilled = [] if first_values is None else _unfilled(model, first_values)
     paths = {module: path for path, module in model.named_modules()}
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
-    noted = outside_of_blocks(model, blocks) if shapes and isinstance(reads_of(model), Tokens) else {}
+    is_staged = shapes and isinstance(reads_of(model), Tokens)  # it may be, by a pipeline
+    noted = outside_of_blocks(model, blocks) if is_staged else {}
+    around = {above for path in blocks for above in _above(path)} if is_staged else ()
     routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
-    return _Describer(model, follow(model, noted, routed), shapes=shapes).manifest(source, unfilled)
+    hooked = () if first_values is None else first_values.hooked
+    return _Describer(model, follow(model, noted, routed, around), shapes=shapes).manifest(source, unfilled, hooked)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -89,7 +93,7 @@ class _Describer:
         self.templates: list[dict[str, Any]] = []
         self.numbers: dict[str, int] = {}
 
-    def manifest(self, source: str, unfilled: list[str]) -> Manifest:
+    def manifest(self, source: str, unfilled: list[str], hooked: tuple[str, ...]) -> Manifest:
         root = self._template(self.model)
         config: Any = getattr(self.model, "config", None)
         if hasattr(config, "get_text_config"):
@@ -117,6 +121,10 @@ class _Describer:
         }
         if self.shapes and self.followed.mixed_dtypes:
             raw["mixed_dtypes"] = self.followed.mixed_dtypes
+        if hooked or self.followed.plain_tensors:
+            raw["left_on_meta"] = {"hooked": hooked, "tensors": self.followed.plain_tensors}
+        if self.followed.attribute_reads:
+            raw["attribute_reads"] = self.followed.attribute_reads
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.
@@ -211,6 +219,8 @@ class _Describer:
             if has_hooks(module):
                 found["hooks"] = True
             found["result_use"] = self.followed.result_uses.get(self.paths[module])
+        elif isinstance(module, nn.RNNBase):
+            found = {"recurrent": True}
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
             chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
@@ -310,6 +320,13 @@ def _block_lists(model: nn.Module) -> list[nn.Module]:
 
     search(model)
     return found
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the paths of the modules around one, the model's own last."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _is_of_torch(module_class: type[nn.Module]) -> bool:

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
+from legoai.specs.models.manifests.described.attribute_reads import AttributeReads
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.manifests.described.failing_operator import FailingOperator
@@ -24,6 +25,7 @@ from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.functions import tensors_in
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.last_layer import use_of_result
+from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
@@ -64,10 +66,16 @@ class Followed:
     """Why forward cannot be followed, or None."""
     shaped_by: str | None = None
     """The function at which it failed, if the shape of its result depends on values."""
+    plain_tensors: Sequence[tuple[str, str]] = ()
+    """Modules, with those of their attributes that hold tensors on the meta device which forward reads."""
+    attribute_reads: Sequence[tuple[str, str, str]] = ()
+    """Modules, each with another inside of it and the attribute of that which its forward reads."""
 
 
 @autocast_without_device()
-def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module]) -> Followed:
+def follow(
+    model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module], around: Collection[str]
+) -> Followed:
     """Run a model's forward, and note what happens in it.
 
     Some models take only some sizes, such as multiples of 16 tokens, and some kernels exist on the meta device for bf16
@@ -77,10 +85,11 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
         model: on the meta device.
         noted: the modules, by path, whose shapes are recorded too.
         routed: the modules that send tokens to experts.
+        around: paths of those whose reads of attributes of modules inside are recorded.
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
-    failing = FailingOperator()
+    failing, plain = FailingOperator(), PlainTensors(model)
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -89,6 +98,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                 if dtype is not None:
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
+                plain.read_by(inputs)
                 with (
                     torch.no_grad(),
                     failing,
@@ -111,6 +121,8 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
                     mixed_dtypes=mixed,
                     result_uses=_result_uses(model, inputs, result, recorder.linear_results),
                     unfit=None if reads is None else unfit_result(reads, inputs, result),
+                    plain_tensors=tuple(plain.read),
+                    attribute_reads=_attribute_reads(model, inputs, around),
                 )
             except Exception as raised:
                 errors.setdefault(sizes, raised)
@@ -124,6 +136,7 @@ def follow(model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn
         error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}",
         shaped_by=failing.shaped_by,
         unfit=_unfit_by_values(model),
+        plain_tensors=tuple(plain.read),
     )
 
 
@@ -241,6 +254,15 @@ def _result_uses(model: nn.Module, inputs: tuple[Any, ...], result: Any, layers:
     return {path: use} if use else {}
 
 
+def _attribute_reads(
+    model: nn.Module, inputs: tuple[Any, ...], around: Collection[str]
+) -> Sequence[tuple[str, str, str]]:
+    reads = AttributeReads(model, around)
+    if around:
+        reads.read_by(inputs)
+    return reads.found
+
+
 @contextlib.contextmanager
 def _in_bf16(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Give floating-point tensors of a model another dtype for a while."""
@@ -277,6 +299,24 @@ def _inputs(model: nn.Module, sizes: Sizes | None) -> tuple[Any, ...]:
         return tuple(method())
     shapes = (reads_of(model) or Tokens()).inputs(*sizes)
     return tuple(torch.zeros(item.shape, dtype=None if item.floating else torch.int64) for item in shapes)
+
+
+def require_positions_for_inputs(model: nn.Module) -> None:
+    """Check that forward takes by position what a run passes so.
+
+    Raises:
+        ManifestError: it takes fewer arguments by position, such as none but keywords.
+    """
+    reads, parameters = reads_of(model), inspect.signature(model.forward).parameters.values()
+    given = 0 if reads is None else len(reads.inputs(*_TRIED[0]))
+    taken = sum(item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD) for item in parameters)
+    if taken < given and all(item.kind is not item.VAR_POSITIONAL for item in parameters):
+        raise ManifestError(
+            "not_a_module",
+            f"training passes {given} input{'s' if given > 1 else ''} by position, and the forward of "
+            f"{type(model).__name__} takes {taken or 'none'} so",
+            "give forward parameters that no `*` precedes, as in `def forward(self, tokens)`",
+        )
 
 
 def reads_of(model: nn.Module) -> Reads | None:

@@ -82,6 +82,43 @@ def test_modules_that_are_never_called_are_not_compiled(kind: str, path: str, is
     assert ("LP651" in found(kind, f"compile {{ {path} = inductor }}")) is is_refused
 
 
+def bypassed(kind: str, text: str) -> set[str]:
+    return codes(f'model python("support.bypassing:build", kind = "{kind}")\n{text}\n') & {"LP335", "LP651", "LP407"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        (SHARDS + "{ blocks.* = unit }", "LP335"),
+        (SHARDS + "{ blocks.* = unit(reshard = never) }", "LP335"),
+        ("checkpoint { blocks.* = full }", "LP651"),
+        ("checkpoint { blocks.* = selective([matmul]) }", "LP651"),
+        ("compile { blocks.* = inductor }", "LP651"),
+        (TENSOR + "{ blocks.* = inputs(from = replicate, to = replicate) }", "LP407"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["forward", "method", "inside"])
+def test_modules_whose_call_is_bypassed_are_refused(kind: str, statement: str, code: str):
+    assert bypassed(kind, statement) == {code}
+    assert not bypassed("call", statement)
+
+
+@pytest.mark.parametrize("kind", ["forward", "method", "inside"])
+def test_units_inside_of_bypassed_modules_are_called(kind: str):
+    inside = "blocks.*.0" if kind == "inside" else "blocks.*.{norm, up, down}"
+    assert not bypassed(kind, f"{SHARDS}{{ {inside} = unit }}")
+
+
+def test_bypassed_blocks_are_in_no_bucket_of_their_own():
+    names = {}
+    for kind in ("call", "method"):
+        text = f'plan test\nmodel python("support.bypassing:build", kind = "{kind}")\ncluster cpu(devices = 2)\n{BATCH}'
+        text += "mesh (dp_replicate = 2)\nreplicate on dp_replicate (bucket = 1KiB)\n"
+        linted = lint(text, "test.plan", directory=Path())
+        names[kind] = {path for bucket in gradient_buckets(linted.analysis) for path in bucket.paths}
+    assert names["call"] - names["method"] == {"blocks.0", "blocks.1"}
+
+
 def test_message_names_the_module_that_reads():
     text = f'model python("support.read_weights:build", kind = "direct")\n{SHARDS}{{ blocks.*.down = unit }}\n'
     [item] = [item for item in diagnostics(text) if item.code == "LP335"]

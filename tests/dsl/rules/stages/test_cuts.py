@@ -212,6 +212,65 @@ class Paired(Model):
         return self.out(x)
 
 
+class Reads(Model):
+    """The model's forward reads an attribute of its embedding."""
+
+    def forward(self, tokens):
+        return super().forward(tokens).to(self.tok.weight.dtype)
+
+
+class ReadsBlock(Model):
+    """It reads a number of its blocks, and of one that may not be there."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.scale = 1
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            assert not getattr(block, "missing", 0) and getattr(self.tok, "padding_idx", None) is None
+            x = block(x) if block.scale else x
+        return self.out(x)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("values", torch.ones(8), persistent=False)
+
+    def forward(self, length):
+        return self.values[:length]
+
+
+class Harmless(Model):
+    """What is read is on every stage, or is read by the module itself, or may be missing."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Called() for _ in range(4))
+        self.table = Table()
+
+    def forward(self, tokens):
+        if hasattr(self.tok, "sparse"):
+            tokens = tokens + 0
+        length = self.table.values.shape[0]
+        return super().forward(tokens) * self.table(length).mean()
+
+
+class Called(Block):
+    """A module with a call of its own, as those of transformers have."""
+
+    def __init__(self):
+        super().__init__()
+        self.recomputes = False
+        self.lin.register_forward_pre_hook(lambda module, given: None if module.weight.is_sparse else given)
+
+    def __call__(self, *args):
+        return None if self.recomputes else super().__call__(*args)
+
+
 class Inside(Model):
     """A part of a block is called without the block."""
 
@@ -273,6 +332,8 @@ def test_stages_are_counted_from_the_embedding(chain_of):
         ("Masks", "takes what the forward of `root` computes"),
         ("Owns", "`bias` is a parameter of a module that would be on every stage"),
         ("Twice", "`blocks.0` is called 2 times in one forward"),
+        ("Reads", "the forward of `root` runs on every stage and reads `tok.weight`, which is on one"),
+        ("ReadsBlock", "the forward of `root` runs on every stage and reads `blocks.0.scale`, which is on one"),
         ("Backwards", "`blocks.0` lies on an earlier stage than `blocks.3`, and is called after it"),
         # Modules that placeholders cannot replace.
         ("Summed", r"`blocks\.0` does not return one tensor whose lengths are multiples of the batch and the length"),
@@ -283,6 +344,12 @@ def test_cut_that_would_train_wrongly_is_refused(name: str, message: str, chain_
     chain = chain_of(name)
     with pytest.raises(CannotFollow, match=message):
         list(chain.cuts(chain.stages("even", 2)))
+
+
+def test_attributes_that_every_stage_has_may_be_read(chain_of):
+    chain = chain_of("Harmless")
+    assert [cut.start for cut in chain.cuts(chain.stages("even", 2))] == ["blocks.2"]
+    assert chain.manifest.attribute_reads == (("", "table", "values"),)
 
 
 def test_cuts_of_different_shapes_are_refused(chain_of):

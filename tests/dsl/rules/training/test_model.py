@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
 from support.rule_plans import codes
 
@@ -40,3 +41,40 @@ def test_modules_that_the_model_wraps_itself_are_refused(kind: str, cure: str | 
     found = [item for item in lint(plan, "test.plan", directory=Path()).diagnostics if item.code == "LP233"]
     assert [item.label.span.line for item in found] == ([2] if cure else [])
     assert all(f"{cure}blocks.*.layer = " in item.help[0] for item in found)
+
+
+def of_factory(kind: str) -> list[Diagnostic]:
+    plan = f'plan test\nmodel python("support.left_on_meta:build", kind = "{kind}")\ncluster cpu\n'
+    plan += "batch (global = 8, micro = 8, seq_len = 8)\noptimizer adamw(lr = 1e-3)\n"
+    found = lint(plan, "test.plan", directory=Path()).diagnostics
+    return [item for item in found if item.code.startswith("LP2")]
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("hook", True), ("accumulated", True), ("module_hook", False)])
+def test_hooks_of_parameters_are_refused(kind: str, refused: bool):
+    found = of_factory(kind)
+    assert [item.code for item in found] == (["LP234"] if refused else [])
+    assert all("`head.weight`" in item.message for item in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "attribute"),
+    [
+        ("plain", "table"),
+        ("list", "tables"),
+        ("dictionary", "tables"),
+        ("parameter", "tables"),
+        ("moved", "table"),
+        ("buffer", None),
+        ("alias", None),
+        ("host", None),
+        ("computed_again", None),
+        ("shape", None),
+        ("unread", None),
+    ],
+)
+def test_tensors_that_stay_on_the_meta_device_are_refused(kind: str, attribute: str | None):
+    found = of_factory(kind)
+    assert [item.code for item in found] == ([] if attribute is None else ["LP235"])
+    assert all(f"`{attribute}` of `Holding`" in item.message for item in found)
+    assert all(f'self.register_buffer("{attribute}"' in item.help[0] for item in found)

@@ -36,6 +36,19 @@ FACTORY = """
         import os
         os._exit(3)
 
+    def scripted():
+        return nn.Sequential(nn.Embedding(10, WIDTH), torch.jit.script(nn.ReLU()))
+
+    def lazy():
+        return nn.Sequential(nn.Embedding(10, WIDTH), nn.LazyLinear(WIDTH))
+
+    class Keywords(nn.Embedding):
+        def forward(self, *, tokens):
+            return super().forward(tokens)
+
+    def keywords():
+        return Keywords(10, WIDTH)
+
     def number():
         return 3
 
