@@ -40,6 +40,7 @@ MODULES: Final = (
     "rules.computation.hidden_operators",
     "rules.computation.recurrent",
     "rules.computation.checkpoint",
+    "rules.computation.random_state",
     "rules.computation.operator_names",
     "rules.data_parallelism.comm",
     "rules.devices.offload",

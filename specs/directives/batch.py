@@ -50,7 +50,7 @@ class Batch(Directive):
         Calls((Stages,)),
         doc=(
             "Growth of the global batch over the first steps; by default all are of `global`. Steps of `schedule` and "
-            "`steps` count alike, whatever their batch. Costs are those of the full batch."
+            "`steps` count alike, whatever their batch. Costs are those of the full batch. Not under `backend = graph`."
         ),
         default=None,
     )

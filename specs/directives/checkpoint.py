@@ -115,7 +115,8 @@ class Checkpoint(Directive):
         Boolean(),
         doc=(
             "Save and restore the random state, so that recomputed dropout drops the same elements. By default where "
-            "a module inside draws random numbers, as dropout does; built-in models draw none."
+            "a module inside draws random numbers, as dropout does; built-in models draw none, and `backend = graph`, "
+            "which is for them, restores none."
         ),
         default=None,
     )

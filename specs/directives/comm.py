@@ -9,7 +9,7 @@ from legoai.specs.directives.kinds import Boolean, Choice, Either, Integer, List
 
 
 class Units(Treatment):
-    """Explicit prefetch: while one unit computes, the next ones are gathered."""
+    """Explicit prefetch under `backend = eager`: while one unit computes, the next ones are gathered."""
 
     name: ClassVar[str] = "units"
 
@@ -29,7 +29,7 @@ class Proactive(Treatment):
 
 
 class ByBytes(Treatment):
-    """So many bytes: of each bucket at least, or of what is offloaded at most."""
+    """So many bytes: of each bucket of a rule but the last at least, or of what is offloaded at most."""
 
     name: ClassVar[str] = "bytes"
 
@@ -37,7 +37,7 @@ class ByBytes(Treatment):
 
 
 class Bucket(Treatment):
-    """How the collectives of the matched modules are merged."""
+    """How the collectives of the matched modules are merged; under a pipeline those of each unit alone."""
 
     name: ClassVar[str] = "bucket"
 
@@ -53,7 +53,10 @@ class Bucket(Treatment):
 
 
 class Comm(Directive):
-    """The schedule of collectives. What is not said to be under `backend = graph` means the same under `eager`."""
+    """The schedule of collectives.
+
+    What is said to be neither under `backend = graph` nor under `eager` means the same under both.
+    """
 
     keyword: ClassVar[str] = "comm"
     treatments: ClassVar[Calls | None] = Calls((Bucket,))
@@ -68,7 +71,10 @@ class Comm(Directive):
     )
     prefetch: str | Units | Proactive = option(
         Either((Choice(("implicit",)), Calls((Units, Proactive)))),
-        doc="`implicit`: FSDP2's own order; `units(…)`: so many units ahead; `proactive(…)`: as memory allows.",
+        doc=(
+            "`implicit`: FSDP2's own order under `eager`, and as `reorder` says under `graph`; `units(…)`: so many "
+            "units ahead, under `eager`; `proactive(…)`: as memory allows, under `graph`."
+        ),
         default="implicit",
     )
     unshard: str = option(
@@ -82,7 +88,10 @@ class Comm(Directive):
     )
     reduce: str = option(
         Choice(("every_micro_batch", "last_micro_batch")),
-        doc="When gradients are reduced under accumulation: less memory, or less communication.",
+        doc=(
+            "When gradients are reduced under accumulation: less memory, or less communication. `last_micro_batch` "
+            "is under `eager`: graphs reduce the gradients of each micro batch, or those of a pipeline's pass."
+        ),
         default="every_micro_batch",
     )
     profile: str = option(

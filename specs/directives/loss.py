@@ -15,13 +15,16 @@ class EagerLoss(Treatment):
 
 
 class FusedLoss(Treatment):
-    """Cross entropy compiled to one kernel, without a copy of the logits in fp32."""
+    """Cross entropy compiled to one kernel, without a copy of the logits in fp32. Not under `backend = graph`."""
 
     name: ClassVar[str] = "fused"
 
 
 class ChunkedLoss(Treatment):
-    """Cross entropy in pieces of the sequence, so that only one piece's logits in fp32 are alive."""
+    """Cross entropy in pieces of the sequence, so that only one piece's logits in fp32 are alive.
+
+    Not under `backend = graph`.
+    """
 
     name: ClassVar[str] = "chunked"
 

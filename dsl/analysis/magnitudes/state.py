@@ -8,6 +8,7 @@ from typing import NamedTuple
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import reduces_last
+from legoai.dsl.analysis.magnitudes.fragments import chosen_state
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
 from legoai.dsl.analysis.offload import offloads
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
@@ -15,7 +16,6 @@ from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.specs.directives.comm import ByBytes
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise
@@ -74,17 +74,14 @@ def state_bytes(analysis: Analysis) -> StateBytes | None:
 def offloaded_bytes(analysis: Analysis) -> StateBytes:
     """Return the bytes of parameters, gradients and optimizer state that a rank keeps in host memory.
 
-    They are the mean of the ranks of a replica, as for :func:`state_bytes`. Of an amount of `bytes(n)` all counts that
-    it allows, and of an adaptive one nothing.
+    They are the mean of the ranks of a replica, as for :func:`state_bytes`. Of an amount of `bytes(n)` the parameters
+    count whose state leaves the device, and of an adaptive one nothing.
     """
-    offload = analysis.plan.offload
-    held, amount = _held(analysis), "none" if offload is None else offload.optimizer
-    with_parameters = offloads(analysis, "parameters")
-    most = amount.n if isinstance(amount, ByBytes) else 0
+    held, with_parameters = _held(analysis), offloads(analysis, "parameters")
     return StateBytes(
         parameters=held.parameters if with_parameters else 0,
         gradients=held.gradients if with_parameters else 0,
-        optimizer=held.optimizer if offloads(analysis, "optimizer") else min(held.optimizer, most),
+        optimizer=held.optimizer if offloads(analysis, "optimizer") else chosen_state(analysis),
     )
 
 

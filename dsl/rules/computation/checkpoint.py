@@ -11,10 +11,9 @@ from legoai.dsl.analysis.computation.attention import attention_modules, head_wi
 from legoai.dsl.analysis.computation.checkpoint import (
     chosen_of,
     matched_modules,
-    random_modules,
     recomputed_modules,
 )
-from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of, written
+from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of
 from legoai.dsl.analysis.parallelism.parameter_reads import CALL_IT, bypassed, only_read
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -387,72 +386,3 @@ class WholeModelRecomputed(Check):
             label="all activations are there again when the backward pass begins",
             help=[f"recompute block by block: `{inner} = {rule.treatment.signature()}`"],
         )
-
-
-class RngOfNothing(Check):
-    """A choice about the random state in a plan that recomputes nothing.
-
-    ## Example
-    ```
-    checkpoint (preserve_rng = false)
-    ```
-
-    ## Use instead
-    ```
-    checkpoint (preserve_rng = false) { layers.* = full }
-    ```
-    """
-
-    code = "LP658"
-    slug = "rng-of-nothing"
-    severity = "warning"
-    idle = True
-
-    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        checkpoint = analysis.plan.checkpoint
-        if checkpoint is None or analysis.manifest is None or not written(checkpoint, "preserve_rng"):
-            return
-        if not checkpointed_modules(analysis):
-            within = bool(recomputed_modules(analysis))
-            why = "compiled modules with a budget draw no random numbers" if within else "no module is recomputed"
-            yield self.at(
-                analysis.span_of(checkpoint, "preserve_rng"),
-                f"`preserve_rng` has no effect: {why}",
-                label="has no effect",
-                help=["leave it out, or say what is recomputed"],
-            )
-
-
-class RandomStateNotKept(Check):
-    """Recomputed modules that draw other random numbers than they drew in the forward pass.
-
-    With `preserve_rng = false` the random state is not restored before a module is recomputed. Where a module inside of
-    it draws random numbers, as dropout does, other elements are dropped then, and the gradients are not those of the
-    loss.
-
-    ## Use instead
-    ```
-    checkpoint { layers.* = full }
-    ```
-    """
-
-    code = "LP659"
-    slug = "random-state-not-kept"
-    severity = "warning"
-
-    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        checkpoint = analysis.plan.checkpoint
-        if checkpoint is None or analysis.manifest is None or checkpoint.preserve_rng is not False:
-            return
-        recomputed = checkpointed_modules(analysis)
-        drawing = [
-            path for path in random_modules(analysis) if not recomputed.keys().isdisjoint((path, *holders(path)))
-        ]
-        if drawing:
-            more = f" and {len(drawing) - 1} more modules" if len(drawing) > 1 else ""
-            yield self.at(
-                analysis.span_of(checkpoint, "preserve_rng"),
-                f"`{drawing[0]}`{more} would draw other random numbers when recomputed: wrong gradients",
-                label="the random state is not restored",
-                help=["leave `preserve_rng` out: the state is kept where modules draw random numbers"],
-            )

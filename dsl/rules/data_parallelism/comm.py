@@ -10,12 +10,12 @@ from legoai.dsl.analysis.communication.comm import bucket_rules, prefetching_uni
 from legoai.dsl.analysis.communication.compiler_buckets import BY_COMPILER
 from legoai.dsl.analysis.facts import following, grouped, replacement, written
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
-from legoai.dsl.analysis.parallelism.graph import unshards_selectively
+from legoai.dsl.analysis.parallelism.graph import is_traced, reorders, unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import batch_label
-from legoai.specs.directives.comm import Bucket, Comm, Units
+from legoai.specs.directives.comm import Bucket, Comm, Proactive, Units
 from legoai.specs.directives.fsdp import Fsdp
 
 
@@ -235,10 +235,11 @@ class ReduceUnderPipeline(Check):
 
 
 class PrefetchOfNothing(Check):
-    """Prefetching where nothing is gathered.
+    """Prefetching or reordering where nothing is gathered ahead.
 
     Units that reshard after backward, or `never`, are still there when the backward pass begins. Where the whole model
-    is one unit, there is none to gather ahead.
+    is one unit, there is none to gather ahead. Under `backend = graph` `reorder` and `proactive(…)` have no effect
+    then either: they move the collectives of a unit past the computation of another one.
 
     ## Example
     ```
@@ -267,6 +268,7 @@ class PrefetchOfNothing(Check):
     idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        yield from self._of_a_graph(analysis)
         found = _prefetching(analysis)
         if found is None:
             return
@@ -292,6 +294,23 @@ class PrefetchOfNothing(Check):
                     label="has no effect",
                     others=[Label(analysis.span_of(fsdp), "how units reshard")],
                 )
+
+    def _of_a_graph(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """One unit is gathered where forward begins, and reduced where backward ends, unless backward gathers too."""
+        comm, fsdp = analysis.plan.comm, analysis.plan.fsdp
+        if comm is None or fsdp is None or not is_traced(analysis) or analysis.manifest is None:
+            return
+        if prefetching_units(analysis) or fsdp_units(analysis)[""].is_resharded_after_forward:
+            return
+        moves = {"reorder": reorders(analysis), "prefetch": isinstance(comm.prefetch, Proactive)}
+        for field in (field for field, moves_some in moves.items() if moves_some):
+            yield self.at(
+                analysis.span_of(comm, field),
+                f"`{field}` has no effect: the model is one unit, and computes nothing beside its collectives",
+                label="has no effect",
+                others=[Label(analysis.span_of(fsdp), "makes one unit")],
+                help=["make every block a unit: `layers.* = unit`"],
+            )
 
 
 class UnshardOfNothing(Check):

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
-from legoai.dsl.analysis.optimizer import keeps_state
+from legoai.dsl.analysis.magnitudes.fragments import state_fragments
+from legoai.dsl.analysis.optimizer import keeps_state, moments, muon_parameters
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.comm import ByBytes
 from legoai.specs.directives.offload import Offload
+from legoai.specs.units import format_bytes, format_exactly
 
 _FIELDS = ("optimizer", "parameters", "activations")
 
@@ -139,6 +141,52 @@ class OffloadNeedsGraph(Check):
                 help=["write `fsdp … (backend = graph)`, or offload `all` or `none`"],
                 fix=replacement(offload, field, "all"),
             )
+
+
+class AmountWithoutFragment(Check):
+    """An amount of optimizer state that no parameter's state fits into.
+
+    Under `backend = graph` the optimizer's state leaves the device in whole parameters: first the largest that fits
+    into `bytes(n)`, and then those that fit into the rest.
+
+    ## Example
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    offload (optimizer = bytes(256B))
+    ```
+
+    ## Use instead
+    ```
+    mesh (dp_shard = 32)
+    fsdp on dp_shard (backend = graph) { layers.* = unit }
+    offload (optimizer = bytes(256MiB))
+    ```
+    """
+
+    code = "LP677"
+    slug = "offload-too-small"
+    severity = "warning"
+    idle = True
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        offload = analysis.plan.offload
+        if offload is None or not isinstance(offload.optimizer, ByBytes) or not is_traced(analysis):
+            return
+        if analysis.manifest is None or not moments(analysis) or muon_parameters(analysis):
+            return
+        fragments, most = state_fragments(analysis), offload.optimizer.n
+        smallest = min(fragments, key=lambda one: one.bytes)
+        if smallest.bytes <= most:
+            return
+        every = sum(one.bytes for one in fragments)
+        yield self.at(
+            analysis.span_of(offload, "optimizer"),
+            f"`optimizer = bytes({format_exactly(most, 'bytes')})` offloads nothing: the smallest state, that of "
+            f"`{smallest.parameter}`, is {format_exactly(smallest.bytes, 'bytes')} on a rank",
+            label="no parameter's state fits",
+            help=[f"the state of all parameters is {format_bytes(every)} on a rank", "or leave `optimizer` out"],
+        )
 
 
 class UpdatedInPlace(Check):

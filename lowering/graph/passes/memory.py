@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -20,9 +20,7 @@ from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.graph.step.values import changes, is_part, shows
 from legoai.runtime.offloading.host_copies import HostCopies
 from legoai.runtime.offloading.state_copies import StateCopies
-
-BLOCK: Final = 512
-"""Bytes to which torch's allocator rounds."""
+from legoai.specs.fragments import BLOCK, rounded
 
 
 def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
@@ -112,7 +110,7 @@ def bytes_of(value: Any) -> int:
     """Return the bytes of a node's own memory; unused results of several are freed at once."""
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
-    return -(-value.untyped_storage().nbytes() // BLOCK) * BLOCK
+    return rounded(value.untyped_storage().nbytes())
 
 
 def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:

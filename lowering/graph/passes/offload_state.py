@@ -29,15 +29,9 @@ from legoai.lowering.graph.passes.overlap import begin_of_backward
 from legoai.lowering.graph.step.places import Phase, Place, set_place
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.offloading.state_copies import StateCopies
+from legoai.specs.fragments import Fragment, within
 
 _MAKES: Final = "optimizer_state"
-
-
-class Fragment(NamedTuple):
-    """The optimizer's state of a parameter."""
-
-    parameter: str
-    bytes: int
 
 
 class Places(NamedTuple):
@@ -68,16 +62,6 @@ def offload_optimizer_state(
     else:
         chosen = _spread(graph, fragments)
     _insert(graph, chosen)
-
-
-def within(fragments: Sequence[Fragment], most: int) -> list[Fragment]:
-    """Return fragments of at most so many bytes together, in order; the largest ones that fit are taken first."""
-    found = set()
-    for fragment in sorted(fragments, key=lambda one: one.bytes, reverse=True):
-        if fragment.bytes <= most:
-            found.add(fragment)
-            most -= fragment.bytes
-    return [fragment for fragment in fragments if fragment in found]
 
 
 def sufficient(fragments: Sequence[Fragment], excess: int) -> list[Fragment]:

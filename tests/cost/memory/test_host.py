@@ -56,6 +56,15 @@ def test_host_holds_what_leaves_the_devices(body: str, kinds: tuple[str, ...]):
     assert "Offloaded to host memory: " in found["page"]
 
 
+@pytest.mark.parametrize(("amount", "least"), [(100_000, 90_000), (511, None)])
+def test_an_amount_counts_the_parameters_whose_state_fits(amount: int, least: int | None):
+    plan = PLAN.replace("on dp_shard", "on dp_shard (backend = graph)")
+    body = f"offload (optimizer = bytes({amount}B))"
+    found = in_the_simulator(everything, plan.format(body=body, mesh="dp_shard = 4", cluster="devices = 4"))
+    host = found["document"]["memory"]["host_bytes"]
+    assert (host is None) if least is None else (least < host["optimizer_state"] < amount)
+
+
 def test_several_hosts_share_the_state():
     one = reported("offload (parameters = all)", "dp_shard = 8", "devices = 8")
     two = reported("offload (parameters = all)", "dp_shard = 16", "hosts = 2, fabric = infiniband_ndr")

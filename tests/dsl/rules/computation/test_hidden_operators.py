@@ -59,6 +59,16 @@ def test_random_state_of_compiler_budgets_is_never_kept() -> None:
     assert "compiled modules with a budget" in message(f"{text}compile {{ layers.* = inductor }}", "LP658")
 
 
+def test_random_state_is_not_kept_by_a_graph() -> None:
+    text = (
+        "mesh (dp_shard = 8)\nfsdp on dp_shard (backend = {}) {{ layers.* = unit }}\n"
+        "checkpoint (preserve_rng = {}) {{ layers.* = full }}"
+    )
+    assert "`backend = graph` restores no random state" in message(text.format("graph", "true"), "LP658")
+    for backend, keeps in (("eager", "true"), ("graph", "false")):
+        assert "LP658" not in codes(text.format(backend, keeps))
+
+
 @pytest.mark.parametrize(
     ("keep", "found"),
     [

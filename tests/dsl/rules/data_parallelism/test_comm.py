@@ -104,6 +104,24 @@ def test_prefetch_requires_gathers_in_the_same_pass(reshard: str, forward: bool,
 
 
 @pytest.mark.parametrize(
+    ("units", "idle"),
+    [
+        ("", True),
+        ("{ root = unit(reshard = never) }", True),
+        ("{ root = unit(reshard = after_forward) }", False),  # gathered again where backward begins
+        ("{ layers.* = unit }", False),
+    ],
+)
+@pytest.mark.parametrize("option", ["reorder = true", "reorder = by_time", "prefetch = proactive(limit = 1GiB)"])
+def test_collectives_of_a_graph_of_one_unit_have_nothing_to_overlap_with(units: str, idle: bool, option: str) -> None:
+    plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {units}\ncomm ({option})"
+    assert ("LP665" in codes(plan)) is idle
+    if idle:
+        assert f"`{option.split()[0]}` has no effect: the model is one unit" in message(plan, "LP665")
+    assert "LP665" not in codes(plan.replace("graph", "eager"))
+
+
+@pytest.mark.parametrize(
     ("reshard", "samples", "something"),
     [
         ("after_forward", 8, True),

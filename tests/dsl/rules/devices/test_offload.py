@@ -39,6 +39,15 @@ def test_partial_offload_requires_the_graph_backend(option: str) -> None:
     assert "LP673" not in codes(FSDP.format("eager") + "offload (optimizer = all, activations = adaptive)")
 
 
+@pytest.mark.parametrize(("amount", "fits"), [("1023B", False), ("1KiB", True), ("1GiB", True)])
+def test_an_amount_below_every_parameters_state_is_reported(amount: str, fits: bool) -> None:
+    plan = f"{FSDP.format('graph')}offload (optimizer = bytes({amount}))"
+    assert ("LP677" in codes(plan)) is not fits
+    if not fits:
+        # 8 elements of a norm and two values of each: a block of the allocator for either.
+        assert message(plan, "LP677").endswith("that of `layers.0.attention_norm.weight`, is 1KiB on a rank")
+
+
 def test_optimizer_offload_beside_parameter_offload_is_reported() -> None:
     parameters = FSDP.format("eager") + "offload (parameters = all"
     assert "its state is there too" in message(f"{parameters}, optimizer = none)", "LP675")

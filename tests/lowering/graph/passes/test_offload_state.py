@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -12,14 +13,18 @@ from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Copy
 from legoai.cost.trace.trace import Trace
+from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.magnitudes.fragments import state_fragments
+from legoai.dsl.analysis.magnitudes.state import offloaded_bytes
 from legoai.lowering.graph.contracts import watched
-from legoai.lowering.graph.passes.memory import held_without_state
-from legoai.lowering.graph.passes.offload_state import Fragment, backs_under, frees_under, sufficient, within
+from legoai.lowering.graph.passes.memory import held_without_state, state_bytes
+from legoai.lowering.graph.passes.offload_state import backs_under, frees_under, sufficient
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.offloading.state_copies import StateCopies
-from support.plans import HEAD, lowered
+from legoai.specs.fragments import Fragment, within
+from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, manifest_of, resolved
 from support.simulator import in_the_simulator
-from support.step_graphs import BODY
+from support.step_graphs import BODY, after_each_pass
 
 BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")
 
@@ -84,6 +89,31 @@ def test_few_bytes_more_than_the_excess_are_chosen():
         assert not left or sum(found) - excess < min(left)
 
 
+EXPERTS = (
+    BODY.replace("dp_shard = 2", "dp_shard = 4, ep = 2") + "shard on ep { layers.*.feed_forward.experts = experts }\n"
+)
+
+
+def fragments_of(graph: StepGraph) -> dict[str, int]:
+    return state_bytes(graph, moments=2)
+
+
+@pytest.mark.parametrize(
+    ("body", "world"),
+    [
+        (HEAD + BODY, 2),
+        (HEAD + BODY.replace("global = 8", "global = 12").replace("= 2)", "= 3)"), 3),  # divides no parameter
+        (HEAD + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4),
+        (HEAD.replace('llama3("tiny")', 'mixtral("tiny")') + EXPERTS, 4),
+    ],
+)
+def test_lint_counts_the_state_that_a_pass_moves(body: str, world: int):
+    plan = resolved(body)
+    shown = in_the_simulator(after_each_pass, lowered(plan).text, fragments_of, world)
+    analysis = Analysis(plan, manifest_of(plan.model.source()), Path())
+    assert shown["trace"] == {one.parameter: one.bytes for one in state_fragments(analysis)}
+
+
 def taken(text: str) -> tuple[Trace, int]:
     """The trace of a program, and the peak of all but the state by its graph."""
     peaks = []
@@ -142,6 +172,9 @@ def test_bytes_of_state_are_offloaded_and_counted_for_activations():
     assert memory(trace).peak <= limit
     alone, _ = in_the_simulator(taken, lowered(f"{BODY_OF_GPUS}offload (optimizer = bytes(100KB))\n").text)
     assert 90_000 < moved(alone)["device_to_host"] <= 100_000, "the embedding's state is larger"
+    plan = resolved(f"{BODY_OF_GPUS}offload (optimizer = bytes(100KB))\n")
+    analysis = Analysis(plan, manifest_of(plan.model.source()), Path())
+    assert offloaded_bytes(analysis).optimizer == moved(alone)["device_to_host"]
 
 
 @pytest.mark.slow
