@@ -40,7 +40,7 @@ from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
 from legoai.specs.directives.batch import unit_of
 from legoai.specs.directives.require import METRICS, Requirement
-from legoai.specs.models.import_path import add_author_folder
+from legoai.specs.models.import_path import add_author_folder, author_folder
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
 
@@ -262,7 +262,7 @@ def estimate(
             machine, expandable_segments=expandable_segments(plan), world=World(world, plan.mesh.pp)
         )
         peak, source = machine.peak(plan.precision.param)
-        with _importable(directory):
+        with _importable(author_folder(plan.model.family, directory)):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
             say("adding up")
             steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
@@ -430,8 +430,8 @@ def _running() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _importable(directory: Path) -> Iterator[None]:
-    """Let the program import a factory from the plan's directory."""
+def _importable(directory: Path | None) -> Iterator[None]:
+    """Let the program import a factory from the plan's directory, if it has one."""
     before = list(sys.path)
     add_author_folder(directory)
     try:

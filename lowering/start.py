@@ -13,6 +13,7 @@ from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.lock import START, locked
 from legoai.runtime.launching.options import RunOptions, parse_options
 from legoai.specs.files import replace_file
+from legoai.specs.models.import_path import author_folder
 from legoai.specs.plan import Plan
 
 
@@ -86,4 +87,6 @@ def start(
                 ) from error
             begin(options)
         say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
-        return torchrun.launch(path, nproc=count, arguments=given, directory=directory, text=program.text)
+        return torchrun.launch(
+            path, nproc=count, arguments=given, directory=author_folder(plan.model.family, directory), text=program.text
+        )

@@ -90,7 +90,10 @@ def pattern(text: str) -> Pattern:
         dot = r"\." if index and segments[index - 1][1] != "**" else ""
         if segment == "**":
             counts[0] += 1
-            regex += dot + (r"(?:[^.\n]+\.)*" if index + 1 < len(segments) else r"[^\n]+")
+            is_last = index + 1 == len(segments)
+            # One after another means the same: of many, a path that does not match would be divided in every way.
+            if is_last or not index or segments[index - 1][1] != "**":
+                regex += dot + (r"[^\n]+" if is_last else r"(?:[^.\n]+\.)*")
             continue
         piece, stars, inside = _segment(segment, offset)
         counts[1] += stars

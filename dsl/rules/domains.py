@@ -32,7 +32,7 @@ def empty_domains(plan: Plan, errors: Sequence[Diagnostic], checked: Checked) ->
     """
     every = dict(_holes(plan))
     # Of a longer domain not every member can be checked, so that nothing would be said of it.
-    holes = {span: domain for span, domain in every.items() if len(domain) <= _MOST_TRIALS}
+    holes = {span: domain for span, domain in every.items() if len(domain[: _MOST_TRIALS + 1]) <= _MOST_TRIALS}
     known = {(item.code, item.label.span) for item in errors}
     trials = 0
 

@@ -21,18 +21,17 @@ _LIMITS: Final = 16
 _UNLIMITED: Final = 2**62
 
 
-def dividing_limit(program: Program, world: int, directory: Path, *, least: int) -> int | None:
+def dividing_limit(program: Program, world: int, *, least: int) -> int | None:
     """Return a limit with which about half of a program's units stay unsharded that could; None where all or none do.
 
     Args:
         program: of a small plan with `unshard = selective`.
         world: ranks of its mesh.
-        directory: the plan's; a model factory is searched there first.
         least: bytes that any step takes.
     """
     import_before_the_fork(program.text)
     with tempfile.TemporaryDirectory(prefix="legoai-verify-") as scratch:
-        job: Job = _Limits(program.text, world, Path(scratch), directory, least)
+        job: Job = _Limits(program.text, world, Path(scratch), least)
         try:
             with Processes({"memory": job}, Path(scratch), silence=STUCK_SECONDS, watch=lambda _: None) as processes:
                 [found] = processes.results(["memory"])
@@ -48,7 +47,6 @@ class _Limits:
     text: str
     world: int
     folder: Path
-    directory: Path
     least: int
 
     def __call__(self, tell: Callable[[str], None], hear: Callable[[], Any]) -> int | None:
@@ -59,7 +57,7 @@ class _Limits:
         from legoai.runtime.device import Device
         from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 
-        settle(self.folder, self.directory)
+        settle(self.folder, None)
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=self.world)
         namespace: dict[str, Any] = {"__name__": "program"}
         exec(compile(self.text, "program.py", "exec"), namespace)

@@ -121,7 +121,7 @@ def _within_memory(small: Shrunken, program: Program, analysis: Analysis) -> tup
     """Lower the limit of memory so that some units stay unsharded and others do not, where there is such a limit."""
     state = state_bytes(analysis)
     assert state is not None, "the model could be inspected"
-    limit = dividing_limit(program, small.plan.mesh.world_size, analysis.directory, least=state.total)
+    limit = dividing_limit(program, small.plan.mesh.world_size, least=state.total)
     if limit is None:
         return small, program
     [requirement] = small.plan.require

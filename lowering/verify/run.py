@@ -31,7 +31,7 @@ from legoai.lowering.verify.compare import (
 from legoai.lowering.verify.processes import Job, JobError, Processes
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.dtypes import TORCH_DTYPES
-from legoai.specs.models.import_path import add_author_folder
+from legoai.specs.models.import_path import add_author_folder, author_folder
 from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
 
@@ -206,10 +206,10 @@ def jobs_of(
     clips = plan.clip is not None
     looks = plan.compile is None and (plan.fsdp is not None or plan.replicate is not None)
     traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
-    limits = tolerances(plan)
+    limits, author = tolerances(plan), author_folder(plan.model.family, directory)
     ranks = {
         f"rank {rank}": _Rank(
-            rank, world, program.text, data, folder, steps, directory, looks, traced, clips, drawing, limits
+            rank, world, program.text, data, folder, steps, author, looks, traced, clips, drawing, limits
         )
         for rank in range(world)
     }
@@ -270,7 +270,7 @@ class _OneDevice:
         from legoai.lowering.verify.one_device import compare_initial_values, train
         from legoai.specs.models.build import build_model
 
-        settle(self.folder, self.directory)
+        settle(self.folder, author_folder(self.plan.model.family, self.directory))
         build = functools.partial(build_model, self.plan.model.source(), self.directory)
         undropped = functools.partial(_undropped, build, self.drawing)
         found = train(self.plan, undropped, self.reads, data=self.data, steps=self.steps, seed=SEED, tell=tell)
@@ -306,7 +306,7 @@ class _Rank:
     data: str
     folder: Path
     steps: int
-    directory: Path
+    author: Path | None
     looks_at_reductions: bool
     traced: bool
     clips: bool
@@ -320,7 +320,7 @@ class _Rank:
         from legoai.lowering.verify.watching import Reductions, Watch
         from legoai.runtime.launching.options import RunOptions
 
-        settle(self.folder, self.directory)
+        settle(self.folder, self.author)
         tell("building")
         with _group(self.rank, self.world, self.folder / "store"):
             namespace: dict[str, Any] = {"__name__": "program"}
@@ -374,8 +374,8 @@ def _group(rank: int, world: int, store: Path) -> Iterator[None]:
     # The group is kept until the process ends: other ranks may still be in a collective.
 
 
-def settle(folder: Path, directory: Path) -> None:
-    """Use one thread and files in the scratch folder, and make the author's modules importable."""
+def settle(folder: Path, directory: Path | None) -> None:
+    """Use one thread and files in the scratch folder, and make a factory's modules importable, if there is one."""
     import torch
 
     torch.set_num_threads(1)

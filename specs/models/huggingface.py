@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -17,6 +18,15 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts
+
+_CORRECT: Final = "correct the file, or give another value by an argument: `huggingface(…, FIELD = VALUE)`"
+_SIZES: Final = frozenset(
+    {
+        "d_model", "hidden_size", "intermediate_size", "n_embd", "n_head", "n_layer", "num_attention_heads",
+        "num_hidden_layers", "num_layers", "vocab_size",
+    }
+)  # fmt: skip
+"""Fields with sizes, in the configs of most models."""
 
 
 def build(config_file: str | Path, **overrides: Scalar) -> nn.Module:
@@ -144,6 +154,8 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         name: float(value) if type(value) is int and isinstance(getattr(known, name, None), float) else value
         for name, value in overrides.items()
     }
+    for fault in _faults({**values, **given}):
+        raise ManifestError("config_invalid", f"{where}: {fault}", _CORRECT)
     try:
         # A training uses no cache, whatever the file says: a layer that is recomputed would append its keys once more.
         # It also adds to the dictionaries that it is given.
@@ -152,8 +164,19 @@ def _config(transformers: Any, where: str, fields: Mapping[str, Any], overrides:
         raise ManifestError(
             "config_invalid",
             f"{where}: transformers refuses the config: {' '.join(str(error).split())}",
-            "correct the file, or give another value by an argument: `huggingface(…, FIELD = VALUE)`",
+            _CORRECT,
         ) from error
+
+
+def _faults(values: Mapping[str, Any]) -> Iterator[str]:
+    """What `transformers` takes, but no training can mean."""
+    if values.get("quantization_config") is not None:
+        yield "`quantization_config` is of quantised weights, which are not trained"
+    for name, value in values.items():
+        if isinstance(value, float) and math.isnan(value):
+            yield f"`{name}` is no number"
+        if name in _SIZES and isinstance(value, int) and value <= 0:
+            yield f"`{name}` must be positive, and is {value}"
 
 
 def _dropping_layers(fields: Mapping[str, Any]) -> Iterator[str]:

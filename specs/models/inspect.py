@@ -21,7 +21,7 @@ from typing import Any
 
 from legoai.specs.models.build import build_model, raised_at
 from legoai.specs.models.first_values import construct
-from legoai.specs.models.import_path import add_author_folder
+from legoai.specs.models.import_path import add_author_folder, author_folder
 from legoai.specs.models.manifests.dependency_recorder import DependencyRecorder
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.manifest import Manifest, ManifestError
@@ -46,8 +46,8 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Serve a request; see the module docstring."""
     base_directory = Path(request["base_directory"])
-    add_author_folder(base_directory, others=request["sys_path"])
     source = ModelSource(**{name: request[name] for name in ("kind", "target", "preset", "arguments")})
+    add_author_folder(author_folder(source.kind, base_directory), others=request["sys_path"])
     recorder = DependencyRecorder(source.target.partition(":")[0].partition(".")[0])
     import_compiler()  # what torch reads is no factory's
     try:

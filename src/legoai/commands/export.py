@@ -19,6 +19,7 @@ from legoai.commands.shared import (
     source_of,
 )
 from legoai.specs.dtypes import TORCH_DTYPES
+from legoai.specs.models.import_path import add_author_folder, author_folder
 from legoai.specs.units import UNITS, format_bytes
 
 if TYPE_CHECKING:
@@ -125,9 +126,9 @@ def _whole_model(plan: Plan, analysis: Analysis) -> WholeModel:
     from legoai.runtime.published.whole_model import WholeModel
     from legoai.specs.models.build import build_model
 
-    if plan.model.family == "python" and str(analysis.directory) not in sys.path:
+    if plan.model.family == "python":
         announce(f"building the model with {plan.model.target}")
-        sys.path.insert(0, str(analysis.directory))
+    add_author_folder(author_folder(plan.model.family, analysis.directory))
     with torch.device("meta"):
         return WholeModel.of(build_model(plan.model.source(), analysis.directory))
 

@@ -76,6 +76,15 @@ def test_pattern_matches_equal_brute_force(text: str):
     assert [path for path in MODULES if pattern(text).matches(path)] == expected
 
 
+def test_many_stars_are_as_quick_as_one():
+    many = ".".join(["**"] * 200)
+    assert [path for path in MODULES if pattern(f"{many}.wq").matches(path)] == [
+        path for path in MODULES if pattern("**.wq").matches(path)
+    ]
+    assert not any(pattern(f"layers.{many}.missing").matches(path) for path in MODULES)
+    assert PATHS.matching(pattern(f"layers.{many}")) == PATHS.matching(pattern("layers.**"))
+
+
 @pytest.mark.parametrize(
     ("text", "offset"),
     [
