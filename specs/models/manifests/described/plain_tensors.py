@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from legoai.specs.models.manifests.described.functions import function_name, takes_only_shape, tensors_in
+from legoai.specs.models.manifests.described.restored import attributes_restored
 from legoai.specs.models.torch_internals import DEVICE_OF, IS_META, OperatorMode, storage_of
 
 _HOST: Final = torch.device("cpu")
@@ -40,18 +42,14 @@ class PlainTensors:
         """
         if not self._held:
             return
-        before = [(module, dict(vars(module)), dict(module._buffers)) for module in self._model.modules()]
-        try:
-            with torch.no_grad(), _Devices(self._held), _Reading(self._note):
-                self._model(*inputs)
-        except Exception:  # a forward that fails is reported by itself
-            return
-        finally:
-            for module, attributes, buffers in before:
-                vars(module).clear()
-                vars(module).update(attributes)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+        with (
+            attributes_restored(self._model),
+            contextlib.suppress(Exception),  # a forward that fails is reported by itself
+            torch.no_grad(),
+            _Devices(self._held),
+            _Reading(self._note),
+        ):
+            self._model(*inputs)
 
     def _note(self, tensor: torch.Tensor) -> None:
         if (found := self._held.get(storage_of(tensor))) is not None:
