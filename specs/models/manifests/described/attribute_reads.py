@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from types import CodeType, FrameType
 from typing import Any, Final, NamedTuple
 
@@ -60,9 +60,9 @@ class _Run(NamedTuple):
 class AttributeReads:
     """Reads of attributes of modules by forwards around them, without which these fail or compute something else.
 
-    A stage of a pipeline has placeholders for the modules of other stages, without attributes of theirs. Forward may
-    read them with a fallback, `getattr(block, "scale", 1.0)`: it then computes the same only if its operators and their
-    constants are the same.
+    A stage of a pipeline has placeholders for the modules of other stages, of another class and without attributes of
+    theirs. Forward may read them with a fallback, `getattr(block, "scale", 1.0)`: it then computes the same only if its
+    operators and their constants are the same.
 
     Args:
         model: whose forward runs.
@@ -100,6 +100,29 @@ class AttributeReads:
                 self.found.remove(found)
             else:
                 self._allowed.add(key)
+        if not self.found:
+            self._ask_classes(inputs)
+
+    def _ask_classes(self, inputs: tuple[Any, ...]) -> None:
+        """Note a module whose class forward asks for, by `isinstance`, and which a placeholder has not."""
+        holders = {path: module for module, path in self._paths.items() if self._replaced.get(path) == path}
+        if not self._asks_classes(inputs, holders):
+            return
+        for kind in dict.fromkeys(map(type, holders.values())):
+            alike = {path: module for path, module in holders.items() if type(module) is kind}
+            if self._asks_classes(inputs, alike):
+                self.found.append(("", next(iter(alike)), "__class__"))
+
+    def _asks_classes(self, inputs: tuple[Any, ...], holders: Mapping[str, nn.Module]) -> bool:
+        with _of_other_class(holders.values()):
+            run = self._run(inputs, frozenset(holders))
+        return not run.succeeded or first_difference(run.operators, self._whole_run(inputs), holders) is not None
+
+    def _whole_run(self, inputs: tuple[Any, ...]) -> list[Operator]:
+        """Return the operators of the forward with all attributes."""
+        if self._whole is None:
+            self._whole = self._run(inputs, frozenset()).operators
+        return self._whole
 
     def _missed(self, inputs: tuple[Any, ...]) -> tuple[_Read, bool] | None:
         """Return a read without which forward fails, or has other operators than with it; and whether it fails.
@@ -118,9 +141,7 @@ class AttributeReads:
                 run = self._run(inputs, frozenset(part))
             at: int | None = len(run.operators)
             if run.succeeded:
-                if self._whole is None:
-                    self._whole = self._run(inputs, frozenset()).operators
-                at = first_difference(run.operators, self._whole, part)
+                at = first_difference(run.operators, self._whole_run(inputs), part)
             before = [item for item in run.reads if at is not None and item.at <= at]
             if before:
                 key = self._key(before[-1])
@@ -204,6 +225,29 @@ class AttributeReads:
             return hasattr(module, name)
         finally:
             self._is_asking = False
+
+
+@contextmanager
+def _of_other_class(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules another class, but while their own forward runs."""
+    own = {module: type(module) for module in modules}
+
+    class Placeholder(nn.Module):
+        def __call__(self, *args: Any, **keywords: Any) -> Any:
+            object.__setattr__(self, "__class__", own[self])
+            try:
+                return self(*args, **keywords)
+            finally:
+                object.__setattr__(self, "__class__", Placeholder)
+
+    try:
+        for module in own:
+            with suppress(TypeError):  # a class with slots
+                object.__setattr__(module, "__class__", Placeholder)
+        yield
+    finally:
+        for module, kind in own.items():
+            object.__setattr__(module, "__class__", kind)
 
 
 def _is_by_itself(frame: FrameType | None, module: nn.Module, reader: nn.Module) -> bool:

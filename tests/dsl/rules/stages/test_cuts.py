@@ -302,6 +302,22 @@ class SkipsAll(Model):
         return self.out(x)
 
 
+class AsksClass(Model):
+    def forward(self, tokens):
+        factor = 2.0 if all(isinstance(block, Block) for block in self.blocks) else 1.0
+        return super().forward(tokens) * factor
+
+
+class SkipsOtherClasses(Model):
+    """Only blocks are called; on other stages, the others would pass on what they get."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x) if isinstance(block, Block) else x
+        return self.out(x)
+
+
 def dtype_of(module):
     return module.weight.dtype
 
@@ -431,6 +447,7 @@ def test_stages_are_counted_from_the_embedding(chain_of):
         ("Asks", r"reads `tok\.extra`"),
         ("Tries", r"reads `tok\.embedding_dim`"),
         ("SkipsAll", r"reads `blocks\.0\.lin`"),
+        ("AsksClass", r"reads `blocks\.0\.__class__`"),
         ("ReadsByFunction", r"reads `tok\.weight`"),
         ("ReadsParameters", r"reads `tok\.parameters`"),
         ("ReadsVariables", r"reads `tok\.__dict__`"),
@@ -452,7 +469,7 @@ def test_attributes_that_every_stage_has_may_be_read(chain_of):
     assert chain.manifest.attribute_reads == (("", "table", "values"),)
 
 
-@pytest.mark.parametrize("name", ["SkipsOthers", "ReadsOwnParameters"])
+@pytest.mark.parametrize("name", ["SkipsOthers", "SkipsOtherClasses", "ReadsOwnParameters"])
 def test_reads_with_a_fallback_that_computes_the_same_are_accepted(name: str, chain_of):
     chain = chain_of(name)
     assert [cut.start for cut in chain.cuts(chain.stages("even", 2))] == ["blocks.2"]
