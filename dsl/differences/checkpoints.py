@@ -120,6 +120,9 @@ def _of_models(saved: Analysis, wanted: Analysis) -> tuple[tuple[str, ...], tupl
         for one in differences(own, fields, builtin=builtin):
             what = f"the model's {one.field} is another: {one.published} → {one.own}"
             found[not one.changes_function].append(what)
+    sources = [one.plan.model.source() for one in (saved, wanted)]
+    if sources[0] != sources[1] and all(source.kind == "python" for source in sources):
+        found[1].append(f"the model's factory is another: {sources[0]} → {sources[1]}")
     return tuple(found[0]), tuple(found[1])
 
 

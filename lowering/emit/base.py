@@ -64,6 +64,7 @@ TRAINER_ARGUMENTS: Final = (
     "plan_hash",
     "device_type",
     "build_model",
+    "factory",
     "build_mesh",
     "parallelize",
     "pipeline",

@@ -93,6 +93,7 @@ class CheckpointMeta:
         updated: whether the optimizer had made an update; before its first it has no state.
         model_class: the class of the model; empty where the checkpoint does not record it.
         model_config: the fields of the model's config; empty where it has none, or the checkpoint does not record it.
+        factory: the plan's `model` where a factory makes it; empty elsewhere, or where it is not recorded.
         tied: the names of its tied tensors, each with the one in whose memory it is.
         constants: of the training, as `constants_of` returns them; empty where the checkpoint does not record them.
         mesh: sizes of the axes of the mesh; empty where the checkpoint does not record it.
@@ -114,6 +115,7 @@ class CheckpointMeta:
     updated: bool = True
     model_class: str = ""
     model_config: dict[str, Any] = field(default_factory=dict)
+    factory: str = ""
     tied: dict[str, str] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
     mesh: dict[str, int] = field(default_factory=dict)
@@ -126,7 +128,7 @@ _FIELDS = {
 }
 """The types of a checkpoint's fields; the entries of `files` are converted as they are read."""
 
-_IN_DETAILS: Final = ("updated", "model_class", "model_config", "tied", "constants", "mesh")
+_IN_DETAILS: Final = ("updated", "model_class", "model_config", "factory", "tied", "constants", "mesh")
 """The fields of `details.json`."""
 
 

@@ -62,6 +62,8 @@ def _differences(meta: CheckpointMeta, whole: WholeModel) -> Iterator[Difference
         yield from differences(own, meta.model_config, builtin=whole.config is not None)
     elif meta.model_class != whole.kind:
         yield Difference("class", meta.model_class, whole.kind, False)
+    if meta.factory and whole.factory and meta.factory != whole.factory:
+        yield Difference("factory", meta.factory, whole.factory, False)
     if meta.tied != whole.tied:
         # Of tensors that are tied here only one can be loaded; those that were tied have equal values.
         lost = not whole.tied.items() <= meta.tied.items()

@@ -25,6 +25,7 @@ class WholeModel:
 
     Attributes:
         kind: the class of the model.
+        factory: how a plan writes the model where a factory makes it; empty elsewhere.
         config: of a built-in model that has a mapping; otherwise None.
         fields: of the model's config in Hugging Face's format, or of the nearest one; empty where there is none.
         shapes: full shapes of its tensors by name; for tied ones, of the first.
@@ -34,6 +35,7 @@ class WholeModel:
     """
 
     kind: str
+    factory: str
     config: ModelConfig | None
     fields: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
@@ -42,7 +44,7 @@ class WholeModel:
     published: Alternatives | None
 
     @classmethod
-    def of(cls, model: nn.Module) -> WholeModel:
+    def of(cls, model: nn.Module, factory: str = "") -> WholeModel:
         """Describe a model that nothing has changed yet, and that may be on the meta device."""
         shapes: dict[str, tuple[int, ...]] = {}
         integers: set[str] = set()
@@ -66,6 +68,7 @@ class WholeModel:
             found, fields = published_by_transformers(model), config.to_dict()
         return cls(
             kind=type(model).__name__,
+            factory=factory,
             config=builtin,
             fields=fields,
             shapes=shapes,

@@ -32,6 +32,7 @@ class Recipe:
         device_type: `cuda` or `cpu`, the device of the training unless the command line specifies one; None takes a GPU
             where there is one.
         build_model: makes the model; called under `torch.device("meta")`.
+        factory: the `model` of the plan where a factory makes it, which has no config to compare; empty elsewhere.
         build_mesh: makes the device mesh from a device type.
         parallelize: applies tensor parallel, checkpointing, compile and data sharding to the model, and
             returns it.
@@ -83,6 +84,7 @@ class Recipe:
     plan_hash: str
     device_type: str | None = None
     build_model: Callable[[], nn.Module]
+    factory: str = ""
     build_mesh: Callable[[str], DeviceMesh]
     parallelize: Callable[[nn.Module, DeviceMesh], nn.Module]
     build_optimizer: Callable[[ParameterGroups], torch.optim.Optimizer]

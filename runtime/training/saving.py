@@ -77,6 +77,7 @@ class Saving:
             updated=any(gather_objects(updated or bool(training.optimizer.state))),
             model_class=training.whole.kind,
             model_config=recorded_config(training.whole),
+            factory=training.whole.factory,
             tied=dict(training.whole.tied),
             constants=self.constants,
             mesh=mesh_of(training),

@@ -134,7 +134,7 @@ class Trainer(Recipe):
             )
         accumulation = self.global_batch // (self.micro_batch * degree)
         model, first_values = self._constructed(device, seed)
-        digest, whole = model_digest(model), WholeModel.of(model)
+        digest, whole = model_digest(model), WholeModel.of(model, self.factory)
         positions = self._positions(mesh)
         token_axes = (*self.data_axes, *(() if self.context_axis is None else (self.context_axis,)))
         random_stream = f"data rank {coordinate_along(mesh, token_axes)}"

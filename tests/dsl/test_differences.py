@@ -372,6 +372,21 @@ def test_checkpoint_compatibility_matches_resume(edits: list[tuple[str, str]], v
     assert words in "\n".join((*found.reasons, *found.notes))
 
 
+def test_another_argument_of_a_factory_is_noted():
+    text = """plan one
+model python("support.factories:build_random")
+cluster cpu
+batch (global = 8, micro = 8, seq_len = 32)
+"""
+    other = text.replace('build_random"', 'build_random", drop = 0.5')
+    found = loading(side(text).analysis, side(other).analysis)
+    assert found.verdict == "resumes"
+    assert any(
+        note.endswith('random", drop = 0.5)') and "the model's factory is another" in note for note in found.notes
+    )
+    assert not any("factory" in note for note in loading(side(text).analysis, side(text).analysis).notes)
+
+
 @pytest.mark.parametrize(
     ("edit", "same"),
     [

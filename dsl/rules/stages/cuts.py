@@ -23,7 +23,9 @@ class CannotCut(Check):
     Each module that a stage can begin with returns one tensor, since a placeholder does. The model returns logits of
     the shape [batch, length, vocabulary]. Modules without weights that look at no token, such as rotary embeddings, are
     on every stage. A parameter of the model itself, outside of its modules, would be on every stage too, and is
-    refused. A placeholder has no attributes of the module that it replaces, such as `self.embedding.weight.dtype`.
+    refused. A placeholder has no attributes of the module that it replaces, such as `self.embedding.weight.dtype`, and
+    another class. They may be read with a fallback, `getattr(block, "layer", None)`, and the class by `isinstance`, if
+    forward then has the same operators and constants.
     """
 
     code = "LP518"

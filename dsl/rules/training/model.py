@@ -234,7 +234,9 @@ class TensorsLeftOnMeta(Check):
     """A tensor that a module keeps as a plain attribute, and that its forward reads.
 
     A model is built on the meta device, where tensors have no values. A run gives values to parameters and buffers
-    alone: `self.freqs_cis = precompute_freqs_cis(…)` stays where it is, also in a list or a dictionary.
+    alone: `self.freqs_cis = precompute_freqs_cis(…)` stays where it is, also in a list, a dictionary, another object
+    or a variable of a function. So do the parameters of a module that is not registered, as in `self.layers = [layer]`;
+    the optimizer would not know them either.
     """
 
     code = "LP235"
@@ -244,14 +246,20 @@ class TensorsLeftOnMeta(Check):
         manifest = analysis.manifest
         if manifest is None or not manifest.left_on_meta.tensors:
             return
-        (path, name), *more = manifest.left_on_meta.tensors
+        (path, name, holder), *more = manifest.left_on_meta.tensors
         owner, rest = manifest.modules[path], f" (and {len(more)} more)" if more else ""
+        where = f"`{owner.child_path(name)}` of `{owner.class_name}`{rest}"
         yield self.at(
             analysis.span_of(analysis.plan.model, "target"),
-            f"`{owner.child_path(name)}` of `{owner.class_name}`{rest} is neither a parameter nor a buffer, and gets "
-            "no values in a run",
+            f"{where} has a `{holder}` that is not registered: it gets no values in a run, and is not trained"
+            if holder
+            else f"{where} is neither a parameter nor a buffer, and gets no values in a run",
             label="forward reads a plain attribute",
-            help=[f'write `self.register_buffer("{name}", …, persistent=False)`, or compute it in forward'],
+            help=[
+                "keep modules in an `nn.ModuleList` or an `nn.ModuleDict`, or as attributes of a module"
+                if holder
+                else f'write `self.register_buffer("{name}", …, persistent=False)`, or compute it in forward'
+            ],
         )
 
 

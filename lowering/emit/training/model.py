@@ -34,6 +34,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         Function("build_model() -> nn.Module", (Line(last.value, last.prefix, note), *body[1:]), None)
     )
     draft.train_with("build_model", "build_model")
+    if source.kind == "python":
+        draft.train_with("factory", quoted(str(source)), note)
     reads, vocabulary = lowering.manifest.reads, lowering.manifest.vocab_size
     if vocabulary is not None and (reads is None or reads.kind in ("tokens", "two_texts")):
         draft.train_with("vocab_size", literal(vocabulary), note)

@@ -14,11 +14,12 @@ class LeftOnMeta(NamedTuple):
 
     hooked: tuple[str, ...] = ()
     """Paths of the parameters with hooks that are called with their gradients."""
-    tensors: tuple[tuple[str, str], ...] = ()
-    """Modules, by path, with those of their attributes that hold tensors whose values forward reads."""
+    tensors: tuple[tuple[str, str, str], ...] = ()
+    """Modules, by path, with those of their attributes that lead to tensors whose values forward reads, and the class
+    of the module that is not registered which holds them, or an empty string."""
 
 
 def left_from(raw: Mapping[str, Sequence[Any]]) -> LeftOnMeta:
     """Read the serialised form."""
-    tensors = ((module, attribute) for module, attribute in raw.get("tensors", ()))
+    tensors = ((module, attribute, holder) for module, attribute, holder in raw.get("tensors", ()))
     return LeftOnMeta(tuple(raw.get("hooked", ())), tuple(tensors))

@@ -40,7 +40,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 24
+FORMAT = 25
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

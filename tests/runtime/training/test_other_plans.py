@@ -43,6 +43,7 @@ def fit(
     momentum: float = 0.9,
     plan_hash: str = "sha256:test",
     ranks: int = 1,
+    factory: str = "",
     **options,
 ) -> str:
     """What a run says."""
@@ -50,6 +51,7 @@ def fit(
     program = dataclasses.replace(
         program,
         build_model=build or program.build_model,
+        factory=factory,
         build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=momentum),
     )
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -126,6 +128,16 @@ def test_notes_tell_another_mesh_from_other_constants(gloo, data, tmp_path):
     assert "learning rate and batch, and another mesh dp_shard = 1 → dp_shard = 2\n" in said
     [said] = gloo(1)(fit, None, steps=2, momentum=0.5, plan_hash="sha256:other", **usual)
     assert "this plan's hash is another, with other constants of the training: momentum 0.9 → 0.5\n" in said
+
+
+def test_arguments_of_a_factory_are_noted(gloo, data, tmp_path):
+    before, now = 'python("models:build", n = 2)', 'python("models:build", k = 5.0, n = 2)'
+    pool = gloo(1)
+    pool(fit, None, steps=1, data=data, out=tmp_path, factory=before)
+    for given in ({"load_weights": tmp_path}, {"resume": str(tmp_path)}):
+        assert "may compute something else" not in pool(fit, None, steps=2, data=data, factory=before, **given)[0]
+        [said] = pool(fit, None, steps=2, data=data, factory=now, plan_hash="sha256:other", **given)
+        assert f"the checkpoint's model has factory = {before}, and the plan's model {now}: with its weights" in said
 
 
 def test_heads_of_a_model_of_images_are_recorded():

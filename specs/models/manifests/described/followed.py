@@ -66,8 +66,8 @@ class Followed:
     """Why forward cannot be followed, or None."""
     shaped_by: str | None = None
     """The function at which it failed, if the shape of its result depends on values."""
-    plain_tensors: Sequence[tuple[str, str]] = ()
-    """Modules, with those of their attributes that hold tensors on the meta device which forward reads."""
+    plain_tensors: Sequence[tuple[str, str, str]] = ()
+    """As `LeftOnMeta.tensors`."""
     attribute_reads: Sequence[tuple[str, str, str]] = ()
     """Modules, each with another inside of it and the attribute of that which its forward reads."""
 

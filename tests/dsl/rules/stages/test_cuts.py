@@ -235,6 +235,114 @@ class ReadsBlock(Model):
         return self.out(x)
 
 
+class FallsBack(Model):
+    """It multiplies by numbers of its blocks, and would by others."""
+
+    def __init__(self):
+        super().__init__()
+        for block in self.blocks:
+            block.scale = 3.0
+
+    def forward(self, tokens):
+        result = super().forward(tokens)
+        for block in self.blocks:
+            assert getattr(block, "lin", None) is not None or not hasattr(self.tok, "none")
+            result = result * getattr(block, "scale", 1.0)
+        return result
+
+
+class FallsBackOnce(Model):
+    """One block of the last stage has the number."""
+
+    def forward(self, tokens):
+        self.blocks[3].scale = 3.0
+        scale = max(getattr(block, "scale", 1.0) for block in self.blocks)
+        return super().forward(tokens) * torch.tensor(scale)
+
+
+class Asks(Model):
+    def __init__(self):
+        super().__init__()
+        self.tok.extra = 2.0
+
+    def forward(self, tokens):
+        result = super().forward(tokens)
+        return result * self.tok.extra if hasattr(self.tok, "extra") else result
+
+
+class Tries(Model):
+    def forward(self, tokens):
+        try:
+            factor = float(self.tok.embedding_dim)
+        except AttributeError:
+            factor = 1.0
+        return super().forward(tokens) * factor
+
+
+class SkipsOthers(Model):
+    """Blocks without a layer are skipped; on other stages, these would pass on what they get."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            if getattr(block, "lin", None) is None:
+                continue
+            x = block(x)
+        return self.out(x) * 2
+
+
+class SkipsAll(Model):
+    """All blocks are skipped where one has no layer."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        if all(hasattr(block, "lin") for block in self.blocks):
+            for block in self.blocks:
+                x = block(x)
+        return self.out(x)
+
+
+class AsksClass(Model):
+    def forward(self, tokens):
+        factor = 2.0 if all(isinstance(block, Block) for block in self.blocks) else 1.0
+        return super().forward(tokens) * factor
+
+
+class SkipsOtherClasses(Model):
+    """Only blocks are called; on other stages, the others would pass on what they get."""
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x) if isinstance(block, Block) else x
+        return self.out(x)
+
+
+def dtype_of(module):
+    return module.weight.dtype
+
+
+class ReadsByFunction(Model):
+    def forward(self, tokens):
+        return super().forward(tokens).to(dtype_of(self.tok))
+
+
+class ReadsParameters(Model):
+    def forward(self, tokens):
+        return super().forward(tokens).to(next(self.tok.parameters()).dtype)
+
+
+class ReadsVariables(Model):
+    def forward(self, tokens):
+        return super().forward(tokens) * vars(self.tok)["embedding_dim"]
+
+
+class ReadsOwnParameters(Model):
+    def forward(self, tokens):
+        assert len(list(self.modules())) > len(list(self.blocks.children()))
+        return super().forward(tokens).to(next(self.parameters()).dtype)
+
+
 class Table(nn.Module):
     def __init__(self):
         super().__init__()
@@ -254,7 +362,7 @@ class Harmless(Model):
 
     def forward(self, tokens):
         if hasattr(self.tok, "sparse"):
-            tokens = tokens + 0
+            assert tokens.dim() == 2
         length = self.table.values.shape[0]
         return super().forward(tokens) * self.table(length).mean()
 
@@ -334,6 +442,15 @@ def test_stages_are_counted_from_the_embedding(chain_of):
         ("Twice", "`blocks.0` is called 2 times in one forward"),
         ("Reads", "the forward of `root` runs on every stage and reads `tok.weight`, which is on one"),
         ("ReadsBlock", "the forward of `root` runs on every stage and reads `blocks.0.scale`, which is on one"),
+        ("FallsBack", r"`root` runs on every stage and reads `blocks\.0\.scale`"),
+        ("FallsBackOnce", r"`root` runs on every stage and reads `blocks\.3\.scale`"),
+        ("Asks", r"reads `tok\.extra`"),
+        ("Tries", r"reads `tok\.embedding_dim`"),
+        ("SkipsAll", r"reads `blocks\.0\.lin`"),
+        ("AsksClass", r"reads `blocks\.0\.__class__`"),
+        ("ReadsByFunction", r"reads `tok\.weight`"),
+        ("ReadsParameters", r"reads `tok\.parameters`"),
+        ("ReadsVariables", r"reads `tok\.__dict__`"),
         ("Backwards", "`blocks.0` lies on an earlier stage than `blocks.3`, and is called after it"),
         # Modules that placeholders cannot replace.
         ("Summed", r"`blocks\.0` does not return one tensor whose lengths are multiples of the batch and the length"),
@@ -350,6 +467,13 @@ def test_attributes_that_every_stage_has_may_be_read(chain_of):
     chain = chain_of("Harmless")
     assert [cut.start for cut in chain.cuts(chain.stages("even", 2))] == ["blocks.2"]
     assert chain.manifest.attribute_reads == (("", "table", "values"),)
+
+
+@pytest.mark.parametrize("name", ["SkipsOthers", "SkipsOtherClasses", "ReadsOwnParameters"])
+def test_reads_with_a_fallback_that_computes_the_same_are_accepted(name: str, chain_of):
+    chain = chain_of(name)
+    assert [cut.start for cut in chain.cuts(chain.stages("even", 2))] == ["blocks.2"]
+    assert chain.manifest.attribute_reads == ()
 
 
 def test_cuts_of_different_shapes_are_refused(chain_of):

@@ -65,6 +65,11 @@ def test_hooks_of_parameters_are_refused(kind: str, refused: bool):
         ("dictionary", "tables"),
         ("parameter", "tables"),
         ("moved", "table"),
+        ("object", "holder"),
+        ("slots", "holder"),
+        ("function", "look_up"),
+        ("class", "table"),
+        ("registered", None),
         ("buffer", None),
         ("alias", None),
         ("host", None),
@@ -78,3 +83,11 @@ def test_tensors_that_stay_on_the_meta_device_are_refused(kind: str, attribute: 
     assert [item.code for item in found] == ([] if attribute is None else ["LP235"])
     assert all(f"`{attribute}` of `Holding`" in item.message for item in found)
     assert all(f'self.register_buffer("{attribute}"' in item.help[0] for item in found)
+
+
+def test_modules_that_are_not_registered_are_refused():
+    [found] = of_factory("modules")
+    assert found.code == "LP235"
+    assert "`layers` of `Holding` (and " not in found.message
+    assert "`layers` of `Holding` has a `Linear` that is not registered" in found.message
+    assert "`nn.ModuleList`" in found.help[0]

@@ -29,6 +29,7 @@ def test_factory_is_imported_and_called_with_plan_arguments():
     text = lowered(OTHERS + BATCH).text
     assert "from support.factories import build\n" in text
     assert "    return build(depth=5, dim=32)  # tiny.plan:2\n" in text
+    assert """        factory='python("support.factories:build", depth = 5, dim = 32)',  # tiny.plan:2\n""" in text
 
 
 def test_factory_with_a_program_name_is_qualified_by_module():
