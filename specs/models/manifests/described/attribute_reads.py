@@ -109,7 +109,8 @@ class AttributeReads:
         if not self._asks_classes(inputs, holders):
             return
         for kind in dict.fromkeys(map(type, holders.values())):
-            alike = {path: holders[path] for path, module in holders.items() if type(module) is kind}
+            paths = [path for path, module in holders.items() if type(module) is kind]
+            alike = {path: holders[path] for path in paths}
             if self._asks_classes(inputs, alike):
                 self.found.append(("", next(iter(alike)), "__class__"))
 
