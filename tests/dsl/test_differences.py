@@ -6,12 +6,10 @@ import itertools
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from legoai.dsl.differences.changes import Change, Key, applied, changes
 from legoai.dsl.differences.checkpoints import loading, optimizer_state
-from legoai.dsl.differences.communication import groups_of
 from legoai.dsl.differences.comparison import Comparison, Side, legal_groups
 from legoai.dsl.differences.numerics import EFFECTS, RULES, WHOLE, numerics
 from legoai.dsl.differences.summary import summary
@@ -425,39 +423,3 @@ def test_another_tokenizer_or_field_is_another_corpus(other: str):
     pairs = [(f'{BASE}data (source = "corpus")\n', f"{BASE}{other}\n"), (f"{BASE}{other}\n", f"{BASE}{other}\n")]
     notes = [loading(*(side(text).analysis for text in pair)).notes for pair in pairs]
     assert [any("another corpus" in note for note in one) for one in notes] == [True, False]
-
-
-MESHES = [
-    ("cpu(devices = 16)", {"dp_replicate": 2, "dp_shard": 2, "cp": 2, "tp": 2}, "dp_replicate, dp_shard, cp", 16),
-    (
-        "h100_sxm(hosts = 4, fabric = infiniband_ndr)",
-        {"dp_replicate": 2, "dp_shard": 8, "tp": 2},
-        "dp_replicate, dp_shard",
-        8,
-    ),
-    ("h100_sxm(hosts = 2, fabric = infiniband_ndr)", {"dp_shard": 2, "cp": 4, "tp": 2}, "dp_shard, cp", 8),
-    ("h100_sxm(hosts = 2, fabric = infiniband_ndr)", {"dp_shard": 16, "ep": 4}, "dp_shard", 8),
-]
-
-
-@pytest.mark.parametrize(("cluster", "sizes", "on", "per_host"), MESHES)
-def test_communication_groups_equal_mesh_groups(cluster: str, sizes: dict[str, int], on: str, per_host: int):
-    model = 'mixtral("8x7b", n_layers = 1)' if "ep" in sizes else 'llama3("8b", n_layers = 1)'
-    text = f"plan x\nmodel {model}\ncluster {cluster}\nbatch (global = 64, micro = 1, seq_len = 2048)\n"
-    text += f"mesh ({', '.join(f'{axis} = {size}' for axis, size in sizes.items())})\nfsdp blocks on {on}\n"
-    text += "shard standard on tp\n" * ("tp" in sizes) + "context on cp\n" * ("cp" in sizes)
-    text += "shard on ep { layers.*.feed_forward.experts = experts }\n" * ("ep" in sizes)
-    axes = [axis for axis in sizes if axis != "ep"]
-    ranks = np.arange(np.prod([sizes[axis] for axis in axes])).reshape([sizes[axis] for axis in axes])
-    found = groups_of(side(text).analysis)
-    assert len(found) >= len(axes)
-    for group in found:
-        if group.axes == ("ep",):
-            rows = ranks.reshape(-1, sizes["ep"])
-        else:
-            places = [axes.index(axis) for axis in group.axes]
-            rows = np.moveaxis(ranks, places, range(-len(places), 0)).reshape(-1, group.ranks)
-        assert rows.shape == (group.groups, group.ranks)
-        steps = {int(step) for step in np.diff(rows, axis=1).flat}
-        assert group.stride == (steps.pop() if len(steps) == 1 else None)
-        assert group.hosts == max(len({int(rank) // per_host for rank in row}) for row in rows)
