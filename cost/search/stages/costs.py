@@ -47,7 +47,6 @@ from legoai.specs.models.manifests.manifest import Manifest
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate, RankEstimate
-    from legoai.cost.machine.cluster import Machine
 
 _ACTION: Final = re.compile(r"(\d+[FBIW])\d+")
 
@@ -275,10 +274,11 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
     known = SplitPoints(manifest)
     actions: defaultdict[str, list[float]] = defaultdict(list)
     kernels = _Kernels(known)
-    least = _Least(known, OpCosts(machine=found.machine))
+    costs = OpCosts(machine=found.machine)
+    least = _Least(known, costs)
     held: Counter[str] = Counter()
     for rank in found.ranks:
-        slower = _slower_host(rank, found.machine)
+        slower = _slower_host(rank, costs)
         for action in rank.actions:
             name = _ACTION.fullmatch(action.name)
             if name is not None:
@@ -301,7 +301,7 @@ def work_of_stages(found: Estimate, manifest: Manifest) -> StageWork:
     )
 
 
-def _slower_host(rank: RankEstimate, machine: Machine) -> float:
+def _slower_host(rank: RankEstimate, costs: OpCosts) -> float:
     """Seconds in which a host issues a rank's actions, divided by those that its device takes for them; at least 1.
 
     A rank that waits for a slower one shows only its device's pace. Its host's counts as soon as that one is faster.
@@ -312,7 +312,7 @@ def _slower_host(rank: RankEstimate, machine: Machine) -> float:
         for place, item in enumerate(items)
         if isinstance(item, Mark) and item.name.startswith((ACTION, END_ACTION))
     ]
-    seconds = issued(items[marks[0] : marks[-1]], cost=OpCosts(machine=machine), host=machine.host()).seconds[-1]
+    seconds = issued(items[marks[0] : marks[-1]], cost=costs, host=costs.machine.host()).seconds[-1]
     return max(1.0, seconds / sum(action.end - action.start for action in rank.actions))
 
 
