@@ -34,3 +34,12 @@ def remedy(error: OSError, otherwise: str) -> str:
 
 RAISE_LIMIT = "raise the limit of a file's size (`ulimit -f`)"
 """What helps a file that may not be so large."""
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a text into a file, such that a crash of the host does not lose it."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    sync(path.parent)

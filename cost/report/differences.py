@@ -13,8 +13,8 @@ from legoai.dsl.differences.communication import Group
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.differences.numerics import KINDS
 from legoai.dsl.differences.summary import StepSize, Summary
-from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.span import Span
+from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:
     from legoai.cost.differences import CostDifference, Effect, Part

@@ -15,7 +15,7 @@ from legoai.cost.report.holders import causes_of_categories, holders
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
-from legoai.dsl.reporting.snippets import visible_line
+from legoai.specs.visible_text import visible_line
 
 _SHOWN: Final = 5
 _SMALL: Final = 0.001

@@ -13,13 +13,13 @@ from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, pattern
 from legoai.dsl.reporting.reference import value_text
-from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.base import Declared, Directive, PathRule, Staged, Treatment, walk
 from legoai.specs.directives.fsdp import Unit
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.shard import Experts
 from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
 from legoai.specs.span import Origin
+from legoai.specs.visible_text import visible_line
 
 _WITH_RULES = ("checkpoint", "precision", "compile", "comm")
 """Directives with one rule per module, which also applies to the module's descendants."""

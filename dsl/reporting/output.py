@@ -13,8 +13,9 @@ from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.project import repository_root
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
-from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw, visible, visible_line
+from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw
 from legoai.specs.span import Span
+from legoai.specs.visible_text import visible, visible_line
 
 JSON_FORMAT: Final = 1
 """The version of the `json` format. A field is added without a new version, and removed or changed only with one."""

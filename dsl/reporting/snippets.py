@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from legoai.dsl.frontend.text import Lines
 from legoai.specs.span import Span
+from legoai.specs.visible_text import visible_line
 
 Style = Literal["", "gutter", "primary", "secondary", "message", "severity"]
 Paint = Callable[[str, Style], str]
@@ -45,30 +46,9 @@ def draw(marks: Sequence[Mark], lines: Lines, gutter: int, paint: Paint) -> list
     return _Drawing([_within(mark, lines) for mark in marks], lines, gutter, paint).rows()
 
 
-def visible(text: str) -> str:
-    """The text with control characters as pictures, so that no plan can steer the terminal that shows it."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(character if character == "\n" else _picture(character) for character in text)
-
-
-def visible_line(text: str) -> str:
-    """The visible text in one line: the name of a file can hold the end of one, and begin another that it forges."""
-    return visible(text).replace("\n", _picture("\n"))
-
-
 def display_width(text: str) -> int:
     """The columns that a terminal takes for the text."""
     return len(text) if text.isascii() else sum(map(_width, text))
-
-
-def _picture(character: str) -> str:
-    if character.isprintable() or character == " ":
-        return character
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else "\ufffd"
 
 
 def _width(character: str) -> int:
@@ -122,7 +102,7 @@ class _Shown:
         cells = []
         column = 0
         for character in text:
-            cell = " " * (_TAB - column % _TAB) if character == "\t" else _picture(character)
+            cell = " " * (_TAB - column % _TAB) if character == "\t" else visible_line(character)
             cells.append(cell)
             column += display_width(cell)
         self.start, self.end = 0, len(cells)

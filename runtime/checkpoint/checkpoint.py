@@ -11,7 +11,8 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self, get_origin, get_type_hints
 
@@ -27,9 +28,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
+from legoai.runtime.checkpoint.damage import damaged, newer
 from legoai.runtime.checkpoint.safe_metadata import SafeReader, read_metadata
-from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.float8 import as_stored
+from legoai.runtime.json_object import read_json_object
 from legoai.runtime.process_group import gather_objects, on_first_rank
 
 FORMAT = 1
@@ -44,6 +47,9 @@ know, and check this file like any other. Checkpoints of earlier versions have n
 DETAILS = "details.json"
 """A file of the checkpoint: the fields that earlier readers would refuse in `meta.json`. Those that a reader does not
 know are left out. Checkpoints of earlier versions have none."""
+
+MOST_POSITION: Final = 1 << 48
+"""Of steps, samples, ranks and branches that a checkpoint may have: beyond what is trained, and within 64 bits."""
 
 WEIGHTS, OPTIMIZER = "model.", "optimizer."
 """Begin the names of a checkpoint's tensors."""
@@ -69,7 +75,8 @@ class SavePoint(NamedTuple):
     def named(cls, name: str) -> Self | None:
         """Return the point of a checkpoint's folder; None for another folder."""
         match = re.fullmatch(r"step-(\d+)(?:-branch-(\d+))?", name)
-        return cls(int(match[2] or 0), int(match[1])) if match else None
+        point = cls(int(match[2] or 0), int(match[1])) if match else None
+        return point if point is not None and point.name == name and max(point) <= MOST_POSITION else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,14 @@ _FIELDS = {
     if name != "files"
 }
 """The types of a checkpoint's fields; the entries of `files` are converted as they are read."""
+
+_REQUIRED: Final = tuple(
+    entry.name for entry in dataclass_fields(CheckpointMeta) if entry.default is entry.default_factory is MISSING
+)
+"""The fields that every checkpoint has."""
+
+_LEAST: Final = {"step": 1, "samples": 0, "world": 1, "seq_len": 1, "format": 1}
+"""The least values of the fields that are counts."""
 
 _IN_DETAILS: Final = ("updated", "model_class", "model_config", "factory", "tied", "constants", "mesh")
 """The fields of `details.json`."""
@@ -222,12 +237,12 @@ def verified_meta(path: Path) -> CheckpointMeta:
     Raises:
         RunError: a file is missing, damaged, of a newer format, or carries code.
     """
-    meta = on_first_rank(lambda: _read_meta(path))
+    meta = on_first_rank(lambda: read_meta(path))
     rank, world = dist.get_rank(), dist.get_world_size()
     mine = sorted(meta.files)[rank::world]
     problems = [problem for part in gather_objects(_damage(path, meta, mine)) for problem in part]
     if problems:
-        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: {problems[0]}")
+        raise damaged(f"{path}: {problems[0]}")
     on_first_rank(lambda: _check_metadata(path))
     return meta
 
@@ -266,42 +281,79 @@ def load(path: Path, state: State, *, other_model: bool = False) -> list[str]:
     try:
         load_distributed(dict(wanted), storage_reader=SafeReader(path))
     except CheckpointException as error:
-        raise RunError(
-            RunErrorCode.CHECKPOINT_CORRUPT, f"checkpoint {path} could not be read: {cause(error)}"
-        ) from error
+        raise damaged(f"checkpoint {path} could not be read: {cause(error)}") from error
     return left_out
 
 
-def _read_meta(path: Path) -> CheckpointMeta:
+def read_meta(path: Path) -> CheckpointMeta:
+    """Read a checkpoint's `meta.json` and `details.json`; its other files are not checked.
+
+    Raises:
+        RunError: one of them is missing or damaged, or of a newer format.
+    """
     try:
-        values: dict[str, Any] = json.loads((path / META).read_text(encoding="utf-8"))
-        if values["format"] > FORMAT:
-            raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} was written by a newer LegoAI")
-        files = {str(name): (int(size), int(crc)) for name, (size, crc) in values["files"].items()}
-        details = json.loads((path / DETAILS).read_text(encoding="utf-8")) if DETAILS in files else {}
-        known = {name: details[name] for name in _IN_DETAILS if name in details}
-        meta = CheckpointMeta(**values | known | {"files": files})
-        problem = _damage_of_meta(path, meta, values)
+        return _meta_of(path, _object(path, META))
     except FileNotFoundError as error:
-        name = Path(str(error.filename)).name
-        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path} is incomplete: it has no {name}") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        if isinstance(error, RunError):
-            raise
-        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path / META} cannot be read: {error}") from None
-    if problem:
-        raise RunError(RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: {META} {problem}")
+        raise damaged(f"{path} is incomplete: it has no {Path(str(error.filename)).name}") from None
+    except OSError as error:
+        name = Path(str(error.filename or META)).name
+        raise damaged(f"{path / name} cannot be read: {error.strerror or error}") from None
+
+
+def is_newer(path: Path) -> bool:
+    """Return whether a checkpoint is of a newer format."""
+    try:
+        read_meta(path)
+    except RunError as error:
+        return error.code == RunErrorCode.CHECKPOINT_NEWER
+    return False
+
+
+def _meta_of(path: Path, fields: dict[str, Any]) -> CheckpointMeta:
+    if type(fields.get("format")) is int and fields["format"] > FORMAT:
+        raise newer(path, f"its format is {fields['format']}, and this version reads {FORMAT}")
+    files = _entries(path, fields.get("files"))
+    if META_DIGEST in files and (path / META_DIGEST).read_bytes() != _digest(fields).encode():
+        raise damaged(f"{path}: {META} is damaged: its digest differs")
+    details = _object(path, DETAILS) if DETAILS in files else {}
+    found = fields | {name: details[name] for name in _IN_DETAILS if name in details}
+    for name in _REQUIRED:
+        if name not in found:
+            raise damaged(f"{path}: {META} is damaged: it has no {name}")
+    if unknown := found.keys() - _FIELDS.keys() - {"files"}:
+        raise newer(path, f"{META} has what this version does not know: {listed(unknown)}")
+    meta = CheckpointMeta(**found | {"files": files})
+    if problem := _damage_of_meta(path, meta):
+        raise damaged(f"{path}: {META} {problem}")
     return meta
 
 
-def _damage_of_meta(path: Path, meta: CheckpointMeta, fields: Mapping[str, Any]) -> str:
-    """Return what is wrong with a `meta.json`, given as it was read and as its fields in the file; or nothing."""
+def _object(path: Path, name: str) -> dict[str, Any]:
+    try:
+        return read_json_object(path / name)
+    except ValueError as error:
+        raise damaged(f"{path / name} cannot be read: {error}") from None
+
+
+def _entries(path: Path, entries: object) -> Files:
+    if not isinstance(entries, dict):
+        raise damaged(f"{path}: {META} is damaged: it lists no files")
+    for name, entry in entries.items():
+        if not isinstance(entry, list) or [type(number) for number in entry] != [int, int]:
+            raise damaged(f"{path}: {META} is damaged: the entry of {name} is {entry!r}")
+    return {name: (size, crc) for name, (size, crc) in entries.items()}
+
+
+def _damage_of_meta(path: Path, meta: CheckpointMeta) -> str:
+    """Return what is wrong with the fields of a `meta.json`; or nothing."""
     for name, kind in _FIELDS.items():
         value = getattr(meta, name)
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             return f"is damaged: {name} is {value!r}"
-    if META_DIGEST in meta.files and (path / META_DIGEST).read_text(encoding="utf-8") != _digest(fields):
-        return "is damaged: its digest differs"
+    for name, least in _LEAST.items():
+        number: int | None = getattr(meta, name)
+        if number is not None and not least <= number <= MOST_POSITION:
+            return f"is damaged: {name} is {number}"
     point = SavePoint.named(path.resolve().name)
     return "" if point is None or point.step == meta.step else f"is of step {meta.step}"
 
@@ -314,12 +366,9 @@ def _digest(fields: Mapping[str, Any]) -> str:
 
 def _metadata(path: Path) -> Metadata:
     try:
-        with (path / ".metadata").open("rb") as file:
-            return read_metadata(file)
+        return read_metadata(path)
     except OSError as error:
-        raise RunError(
-            RunErrorCode.CHECKPOINT_CORRUPT, f"{path}: .metadata cannot be read: {error.strerror or error}"
-        ) from error
+        raise damaged(f"{path}: .metadata cannot be read: {error.strerror or error}") from error
 
 
 def _check_metadata(path: Path) -> None:

@@ -8,7 +8,6 @@ that crashes before its first checkpoint there continues on the branch.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -16,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.distributed.tensor import DTensor
 
+from legoai.runtime.checkpoint.branches import Branches, read_branches, write_branches
 from legoai.runtime.checkpoint.checkpoint import (
     CheckpointMeta,
     Files,
@@ -32,10 +31,12 @@ from legoai.runtime.checkpoint.checkpoint import (
     State,
     cause,
     checksum,
+    is_newer,
+    read_meta,
     verified_meta,
     write_meta,
 )
-from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large, sync
+from legoai.runtime.durable import RAISE_LIMIT, is_full, is_too_large, sync, write_durably
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import gather_objects, group_of_thread, on_every_rank, on_first_rank
 from legoai.runtime.wrapped import local_part
@@ -44,12 +45,8 @@ from legoai.specs.units import MIB
 DRAFT = ".tmp"
 """Ends the name of a folder that is being written or removed."""
 
-
 _LATE_SECONDS = 10.0
 """For which a file that another host wrote may be invisible on this one."""
-
-BRANCHES = "branches.json"
-"""Beside the folder of the checkpoints: where each branch began, and who began the last."""
 
 
 class Checkpoints:
@@ -78,7 +75,11 @@ class Checkpoints:
         return self.root / point.name
 
     def sweep(self) -> None:
-        """Remove partially written or partially removed checkpoints; no other run may be using the folder."""
+        """Remove partially written or partially removed checkpoints; no other run may be using the folder.
+
+        Raises:
+            RunError: what has the name of the folder is something else.
+        """
         on_first_rank(self._sweep)
 
     def choose_branch(self, path: Path | None, *, newer_are_damaged: bool = False, asked: str | None = None) -> bool:
@@ -107,7 +108,7 @@ class Checkpoints:
 
     def was_asked(self, asked: str) -> bool:
         """Return whether the run that last chose a branch here did so by this request, in this job of torchrun."""
-        return on_first_rank(lambda: self._read_branches().get("asked") == [asked, _job()])
+        return on_first_rank(lambda: read_branches(self.root.parent).asked == [asked, _job()])
 
     def save(self, state: State, meta: CheckpointMeta) -> Path:
         """Write a checkpoint, publish it at once, and remove those beyond `keep`.
@@ -121,7 +122,7 @@ class Checkpoints:
         final, draft = self.path(point), self.root / f"{point.name}{DRAFT}"
         sizes = gather_objects(sum(_local_bytes(tensor) for tensor in state.values()))
         try:
-            on_first_rank(lambda: _make_empty(draft))
+            on_first_rank(lambda: _make_draft(draft, final))
             save_distributed(dict(state), storage_writer=FileSystemWriter(draft), process_group=group_of_thread())
             files: Files = {}
             for part in on_every_rank(lambda: _checksums(_own_files(draft))):
@@ -141,18 +142,21 @@ class Checkpoints:
         last. For each newer one that is damaged there is a warning on rank 0, and for one that had been abandoned.
 
         Raises:
-            RunError: a checkpoint contains code, or all are damaged.
+            RunError: a checkpoint contains code, or is of a newer format, or all are damaged.
         """
         problems: dict[Path, str] = {}
         say = warn if dist.get_rank() == 0 else lambda _: None
+        if ignored := on_first_rank(lambda: read_branches(self.root.parent)).problem:
+            say(ignored)
         history, abandoned = on_first_rank(self._candidates)
         for path in (*history, *abandoned):
             try:
                 meta = self._verify(path)
             except RunError as error:
-                if error.code == RunErrorCode.CHECKPOINT_UNSAFE:
+                if error.code in (RunErrorCode.CHECKPOINT_UNSAFE, RunErrorCode.CHECKPOINT_NEWER):
                     raise
-                problems[path] = error.message if on_first_rank(path.exists) else "it is gone"
+                there = on_first_rank(partial(os.path.exists, path))  # Path.exists raises for a name that is too long
+                problems[path] = error.message if there else "it is gone"
                 say(f"checkpoint {path} is skipped: {problems[path]}")
                 continue
             if path in abandoned:
@@ -208,15 +212,15 @@ class Checkpoints:
 
     def _descent(self) -> list[Path]:
         """Return the history of the last branch, the newest first, as paths: its checkpoints, and its start."""
-        points, beginnings = self._points(), self._read_branches().get("beginnings", {})
+        points, beginnings = self._points(), read_branches(self.root.parent).beginnings
         branch, before, found = self._last_branch(), None, list[Path]()
         while True:
             own = [point for point in points if point.branch == branch and (before is None or point.step <= before)]
             found += (self.path(point).resolve() for point in reversed(own))
-            beginning = beginnings.get(str(branch))
+            beginning = beginnings.get(branch)
             if beginning is None:
                 return found
-            path = (self.root / beginning).resolve()
+            path = Path(os.path.realpath(self.root / beginning))  # unlike Path.resolve, also of links in a circle
             point = self._point_of(path)
             if point is None or point.branch >= branch:
                 return [*found, path]
@@ -226,35 +230,33 @@ class Checkpoints:
         return self.root / path.name if path.parent == self.root.resolve() else path
 
     def _last_branch(self) -> int:
-        begun = map(int, self._read_branches().get("beginnings", {}))
+        begun = read_branches(self.root.parent).beginnings
         return max((*begun, *(point.branch for point in self._points())), default=0)
-
-    def _read_branches(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.root.with_name(BRANCHES).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def _write_branches(self, path: Path | None, asked: str | None, *, goes_on: bool) -> None:
         """Record that the branch starts with, or continues from, a checkpoint; later branches are discarded."""
-        known = self._read_branches().get("beginnings", {})
-        beginnings = {branch: place for branch, place in known.items() if int(branch) < self.branch + goes_on}
+        known = read_branches(self.root.parent).beginnings
+        beginnings = {branch: place for branch, place in known.items() if branch < self.branch + goes_on}
         if path is not None and not goes_on:
             inside = self._point_of(path)
-            beginnings[str(self.branch)] = str(path.resolve()) if inside is None else inside.name
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        draft = self.root.with_name(f"{BRANCHES}{DRAFT}")
-        content = {"beginnings": beginnings, "asked": None if asked is None else [asked, _job()]}
-        _write_durably(draft, json.dumps(content, indent=1))
-        draft.rename(self.root.with_name(BRANCHES))
+            beginnings[self.branch] = str(path.resolve()) if inside is None else inside.name
+        branches = Branches(beginnings=beginnings, asked=None if asked is None else [asked, _job()])
+        write_branches(self.root.parent, branches, suffix=DRAFT)
 
     def _point_of(self, path: Path) -> SavePoint | None:
-        return SavePoint.named(path.resolve().name) if path.resolve().parent == self.root.resolve() else None
+        found = Path(os.path.realpath(path))
+        return SavePoint.named(found.name) if found.parent == self.root.resolve() else None
 
     def _sweep(self) -> None:
-        if self.root.is_dir():
-            for entry in self.root.glob(f"step-*{DRAFT}"):
+        if (self.root.exists() or self.root.is_symlink()) and not self.root.is_dir():
+            raise RunError(
+                RunErrorCode.FOLDER_NOT_WRITABLE,
+                f"{self.root} is no folder, and the checkpoints are to be in it",
+                help="move it away, or choose another --out",
+            )
+        for entry in self.root.glob(f"step-*{DRAFT}"):
+            its = SavePoint.named(entry.name.removesuffix(DRAFT))
+            if its is not None and entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
 
     def _verify(self, path: Path) -> CheckpointMeta:
@@ -275,9 +277,8 @@ class Checkpoints:
         return True
 
     def _publish(self, draft: Path, final: Path, meta: CheckpointMeta, files: Files) -> None:
-        write_meta(draft, meta, files, _write_durably)
-        if final.exists():  # damaged: a run does not save a step twice on one branch
-            shutil.rmtree(final)
+        write_meta(draft, meta, files, write_durably)
+        _delete(final)  # damaged, if it is there: a run does not save a step twice on one branch
         draft.rename(final)
         sync(self.root)
 
@@ -298,12 +299,14 @@ class Checkpoints:
     def _keep_best(self, points: list[SavePoint], *, complete: int = 0) -> None:
         """Remove those of some checkpoints, the best first, that are beyond `keep`, of which complete ones take a part.
 
-        So abandoned ones go first, and what a branch began from stays with it.
+        Those of a newer format stay. So abandoned ones go first, and what a branch began from stays with it.
         """
         if complete + len(points) <= self.keep:
             return
         for point in points:
             if complete == self.keep:
+                if on_first_rank(partial(is_newer, self.path(point))):
+                    continue
                 self._verified.pop(point, None)
                 try:
                     on_first_rank(partial(self._remove, point))
@@ -317,7 +320,7 @@ class Checkpoints:
         """Remove a checkpoint such that a crash on the way leaves a folder that is cleaned up later."""
         doomed = self.root / f"{point.name}{DRAFT}"
         self.path(point).rename(doomed)
-        shutil.rmtree(doomed)
+        _delete(doomed)
 
     def _not_written(self, draft: Path, final: Path, error: BaseException, sizes: list[int]) -> RunError:
         """Remove an unfinished draft, and return an error with the reason; the sizes are those of the ranks' files."""
@@ -421,15 +424,21 @@ def _size(path: Path) -> int | None:
         return None
 
 
-def _make_empty(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+def _make_draft(draft: Path, final: Path) -> None:
+    """Create an empty folder in which a checkpoint is written, unless that would replace one of a newer format.
+
+    Raises:
+        RunError: it would.
+    """
+    if is_newer(final):
+        read_meta(final)
+    _delete(draft)
+    draft.mkdir(parents=True)
 
 
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(path.parent)
+def _delete(path: Path) -> None:
+    """Remove a folder, or a file or a link in its place, if there is one; what a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

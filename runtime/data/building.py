@@ -1,4 +1,4 @@
-"""Temporary folders in which corpora are built, and removal of those that interrupted builds have left."""
+"""The cache folder of corpora, and temporary folders in which they are built; interrupted builds are removed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from legoai.runtime.durable import is_full, is_too_large, remedy
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.specs.cache import user_cache
 
 _PREFIX: Final = "building-"
 
@@ -55,3 +59,44 @@ def _remove_abandoned(folder: Path) -> None:
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises where the build lives
         shutil.rmtree(folder)
+
+
+def cache_folder() -> Path:
+    """Return LegoAI's folder in the user's cache.
+
+    Raises:
+        RunError: the user has no home directory.
+    """
+    folder = user_cache()
+    if folder is None:
+        raise RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            "there is no folder to keep the tokens of the corpus in: this user has no home directory",
+            help="set XDG_CACHE_HOME to the absolute path of a folder",
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Report a cache folder that cannot be written; errors of reading a source, which name its file, pass through.
+
+    Raises:
+        RunError: nothing can be written into the folder, or its disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        room = is_full(error) or is_too_large(error)
+        if not (room if error.filename is None else _is_around(Path(str(error.filename)), folder)):
+            raise
+        raise RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            f"the tokens of the corpus cannot be written into the cache folder {folder}: {error.strerror or error}",
+            help=remedy(error, "set XDG_CACHE_HOME to the absolute path of another folder"),
+        ) from error
+
+
+def _is_around(path: Path, folder: Path) -> bool:
+    """Whether a path is in a folder, or the folder in it: creating the folder names one of its parents."""
+    return path.is_relative_to(folder) or folder.is_relative_to(path)

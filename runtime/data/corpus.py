@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import contextlib
 import hashlib
 import json
 import math
@@ -21,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legoai.runtime.data import content, parquet, token_counts
-from legoai.runtime.data.building import building
+from legoai.runtime.data.building import building, cache_folder, writing
 from legoai.runtime.data.hf_dataset import HFDataset
 from legoai.runtime.data.tokens import SEPARATOR, Bytes, Tokens, tokens_of
-from legoai.runtime.durable import is_full, is_too_large, remedy, sync
+from legoai.runtime.durable import sync
 from legoai.runtime.errors import RunError, RunErrorCode, listed
-from legoai.specs.cache import user_cache
 from legoai.specs.directives.run import HF_DATASET, JSON_LINES, PARQUET
 
 BUILTIN = "python"
@@ -79,6 +77,7 @@ class Corpus:
         vocabulary: one more than the largest token of the tokenizer.
         left_out: names of files of its folder that are not read, of many the first; empty if there are none, or the
             source was not looked at.
+        note: as of `Tokens`.
     """
 
     name: str
@@ -90,6 +89,7 @@ class Corpus:
     unit: str = Bytes.unit
     vocabulary: int = Bytes.count
     left_out: str = ""
+    note: str = ""
 
     def unigram_entropy(self) -> float:
         """Return the entropy of a token of the training part in nats.
@@ -109,7 +109,13 @@ class Corpus:
 
 
 def open_corpus(
-    source: str, *, field: str = "text", tokenizer: str = "", cache: Path | None = None, built: str = ""
+    source: str,
+    *,
+    field: str = "text",
+    tokenizer: str = "",
+    cache: Path | None = None,
+    built: str = "",
+    vocabulary: int | None = None,
 ) -> Corpus:
     """Open a corpus, building its memory-mapped files on first use.
 
@@ -121,18 +127,26 @@ def open_corpus(
         cache: folder for the files; the user's cache folder by default.
         built: key of the corpus that another process has built of the same arguments; if it is in the cache, the
             source is not read.
+        vocabulary: tokens of the model; None where they are not compared.
 
     Raises:
         RunError: the source is missing, has no text, or does not match its suffix; the tokenizer is missing; or there
             is no cache folder, or none that can be written.
     """
     tokens, key, left_out = tokens_of(tokenizer), built, ""
+    if vocabulary is not None and tokens.end >= vocabulary:
+        raise RunError(
+            RunErrorCode.VOCABULARY,
+            f"--tokenizer {tokenizer} ends each text with the token {tokens.end}, and the model's vocabulary has "
+            f"{vocabulary} tokens, from 0",
+            help=f"take the tokenizer of the model, or give the model a vocabulary of {tokens.count}",
+        )
     folder = (cache or cache_folder()) / "corpora"
     if not key or not _is_complete(folder, key, tokens):
         identities, documents, left_out = _read(source, field)
         key = _key(identities, field, tokens)
         if not _is_complete(folder, key, tokens):
-            with _writing(folder):
+            with writing(folder):
                 _build(documents, folder, key, source, tokens)
     train, validation = (_open_tokens(part, tokens) for part in _parts(folder, key))
     return Corpus(
@@ -145,6 +159,7 @@ def open_corpus(
         unit=tokens.unit,
         vocabulary=tokens.count,
         left_out=left_out,
+        note=tokens.note,
     )
 
 
@@ -189,47 +204,6 @@ def _read(source: str, field: str) -> tuple[list[str], Iterator[bytes], str]:
         )
     texts = (text for file in files for text in _documents(file, field, is_library=source == BUILTIN))
     return [file.identity for file in files], texts, left_out
-
-
-def cache_folder() -> Path:
-    """Return LegoAI's folder in the user's cache.
-
-    Raises:
-        RunError: the user has no home directory.
-    """
-    folder = user_cache()
-    if folder is None:
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            "there is no folder to keep the tokens of the corpus in: this user has no home directory",
-            help="set XDG_CACHE_HOME to the absolute path of a folder",
-        )
-    return folder
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Report a cache folder that cannot be written; errors of reading a source, which name its file, pass through.
-
-    Raises:
-        RunError: nothing can be written into the folder, or its disk is full.
-    """
-    try:
-        yield
-    except OSError as error:
-        room = is_full(error) or is_too_large(error)
-        if not (room if error.filename is None else _is_around(Path(str(error.filename)), folder)):
-            raise
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            f"the tokens of the corpus cannot be written into the cache folder {folder}: {error.strerror or error}",
-            help=remedy(error, "set XDG_CACHE_HOME to the absolute path of another folder"),
-        ) from error
-
-
-def _is_around(path: Path, folder: Path) -> bool:
-    """Whether a path is in a folder, or the folder in it: creating the folder names one of its parents."""
-    return path.is_relative_to(folder) or folder.is_relative_to(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ _CONTEXT: Final = 256
 may begin every text with a space."""
 
 
+class EncodingError(Exception):
+    """A tokenizer cannot encode a text; the message is the library's."""
+
+
 class _Piece(NamedTuple):
     """Piece of a text.
 
@@ -65,6 +69,9 @@ def encoded(tokenizer: Any, texts: Iterable[str], dtype: np.dtype[Any]) -> Itera
         tokenizer: of the package `tokenizers`.
         texts: read as they are needed.
         dtype: of the tokens.
+
+    Raises:
+        EncodingError: the tokenizer cannot encode a text.
     """
     found: list[NDArray[Any]] = []
     last: _Encoded | None = None
@@ -86,9 +93,16 @@ def encoded(tokenizer: Any, texts: Iterable[str], dtype: np.dtype[Any]) -> Itera
 
 def _encoded_pieces(tokenizer: Any, pieces: Iterable[_Piece], dtype: np.dtype[Any]) -> Iterator[_Encoded]:
     for several in _batches(pieces):
-        encodings = tokenizer.encode_batch([piece.text for piece in several], add_special_tokens=False)
+        encodings = _encodings(tokenizer, [piece.text for piece in several])
         for piece, encoding in zip(several, encodings, strict=True):
             yield _Encoded(piece, encoding, np.array(encoding.ids, dtype=dtype))
+
+
+def _encodings(tokenizer: Any, texts: list[str]) -> list[Any]:
+    try:
+        return list(tokenizer.encode_batch(texts, add_special_tokens=False))
+    except Exception as error:  # of the library's own, without a common class
+        raise EncodingError(str(error)) from error
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
@@ -133,5 +147,5 @@ def _behind(left: _Encoded, right: _Encoded, tokenizer: Any) -> _Encoded:
     """Return what follows the left piece and its context, without any context of its own."""
     text = right.piece.text[left.end - right.piece.start :]
     piece = right.piece._replace(text=text, start=left.end, seam=left.end)
-    encoding = tokenizer.encode(text, add_special_tokens=False)
+    [encoding] = _encodings(tokenizer, [text])
     return _Encoded(piece, encoding, np.array(encoding.ids, dtype=left.ids.dtype))

@@ -60,6 +60,7 @@ class Data(Protocol):
         tokens: one more than the largest token that a text can have; None where there is no text.
         unit: name of a token.
         left_out: as of `Corpus`.
+        note: as of `Corpus`.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Data(Protocol):
     tokens: int | None
     unit: str
     left_out: str
+    note: str
 
     def stream(self, *, validation: bool, micro_batch: int, rank: int, degree: int, seed: int | None) -> Stream:
         """Return a rank's stream; one without seed is in the data's own order."""
@@ -124,6 +126,7 @@ def open_data(
     field: str = "text",
     tokenizer: str = "",
     built: str = "",
+    vocabulary: int | None = None,
 ) -> Data:
     """Open data for a model with the given inputs.
 
@@ -135,12 +138,16 @@ def open_data(
         field: as of `open_corpus`.
         tokenizer: as of `open_corpus`.
         built: as of `open_corpus`.
+        vocabulary: as of `check_vocabulary`.
 
     Raises:
-        RunError: there is nothing of that name, or the model has other inputs.
+        RunError: there is nothing of that name, the model has other inputs, or not all tokens.
     """
     if not isinstance(reads, Images | ImagesWithTexts):
-        return TextData(open_corpus(source, field=field, tokenizer=tokenizer, built=built), reads, seq_len=seq_len)
+        corpus = open_corpus(source, field=field, tokenizer=tokenizer, built=built, vocabulary=vocabulary)
+        data = TextData(corpus, reads, seq_len=seq_len)
+        check_vocabulary(data, vocabulary)
+        return data
     if source != SYNTHETIC:
         raise RunError(
             RunErrorCode.DATA_KIND,
@@ -159,7 +166,7 @@ class TextData:
         self.corpus = corpus
         self.name, self.key, self.digest = corpus.name, corpus.key, corpus.digest
         self.tokens, self.unit = corpus.vocabulary, corpus.unit
-        self.left_out = corpus.left_out
+        self.left_out, self.note = corpus.left_out, corpus.note
         self._reads = reads
         self._seq_len = seq_len
 
@@ -235,7 +242,7 @@ class SyntheticData:
     name = SYNTHETIC
     tokens: int | None = None
     unit = "token"
-    left_out = ""
+    left_out = note = ""
 
     def __init__(self, reads: Images | ImagesWithTexts, *, seq_len: int, dtype: torch.dtype) -> None:
         self._reads = reads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -11,8 +10,9 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from legoai.runtime.data.encoding import encoded
+from legoai.runtime.data.encoding import EncodingError, encoded
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.json_object import read_json_object
 
 VOCABULARY: Final = 256
 """Different bytes."""
@@ -26,6 +26,9 @@ FILE: Final = "tokenizer.json"
 CONFIG: Final = "tokenizer_config.json"
 """The file beside it, which names the end token."""
 
+_MOST: Final = 1 << 24
+"""Different tokens; how often each occurs is counted. The largest vocabularies have some million."""
+
 _ENDS: Final = ("<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[SEP]")
 """Default end tokens, for tokenizers whose configuration names none."""
 
@@ -37,13 +40,17 @@ class Tokens(Protocol):
         unit: name of a token.
         count: one more than the largest token.
         dtype: of token ids.
+        end: the token that ends each text.
         identity: changes when the tokenization may change; empty for bytes.
+        note: a sentence on what may not be as the user expects; empty for nothing.
     """
 
     unit: str
     count: int
     dtype: np.dtype[Any]
+    end: int
     identity: str
+    note: str
 
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """Yield the tokens of documents, each followed by the end token."""
@@ -55,7 +62,8 @@ class Bytes:
     unit = "byte"
     count = VOCABULARY
     dtype: np.dtype[Any] = np.dtype(np.uint8)
-    identity = ""
+    end = SEPARATOR[0]
+    identity = note = ""
 
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """As of :class:`Tokens`."""
@@ -75,7 +83,7 @@ class Tokenized:
     unit = "token"
 
     def __init__(self, path: Path) -> None:
-        file = file_of(path)
+        file = self._file = file_of(path)
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -88,14 +96,31 @@ class Tokenized:
             content = file.read_bytes()
             self._tokenizer = Tokenizer.from_buffer(content)
         except OSError as error:
-            raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {error.strerror or error}: {file}") from None
+            raise RunError(
+                RunErrorCode.TOKENIZER,
+                f"--tokenizer {path}: {error.strerror or error}: {file}",
+                help=f"give the {FILE} of a model, as Hugging Face publishes it, or the folder that has it",
+            ) from None
         except Exception as error:  # of the library's own, without a common class
-            raise RunError(RunErrorCode.TOKENIZER, f"--tokenizer {path}: {file} is no tokenizer: {error}") from None
+            raise RunError(
+                RunErrorCode.TOKENIZER,
+                f"--tokenizer {path}: {file} is no tokenizer: {error}",
+                help=f"give the {FILE} of a model, as Hugging Face publishes it, or download it again",
+            ) from None
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         # not the number of tokens: a trimmed vocabulary keeps its ids, which then have gaps
-        self.count = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.count = 1 + max(vocabulary.values(), default=-1)
+        if self.count > _MOST:
+            last = max(vocabulary, key=vocabulary.__getitem__)
+            raise RunError(
+                RunErrorCode.TOKENIZER,
+                f"--tokenizer {path}: the token {last!r} of {file} has the number {self.count - 1:,}, and numbers are "
+                f"below {_MOST:,}",
+                help="give its tokens the numbers that they have in the model's embedding, or download it again",
+            )
         self.dtype: np.dtype[Any] = np.dtype(np.uint16 if self.count <= 1 << 16 else np.uint32)
-        self._end = self._end_of_text(file)
-        self.identity = f"{hashlib.sha256(content).hexdigest()}:{self._end}"
+        self.end, self.note = self._end_of_text(file)
+        self.identity = f"{hashlib.sha256(content).hexdigest()}:{self.end}"
         if self._tokenizer.truncation is not None or self._tokenizer.padding is not None:
             # Both are for batches of a model's inputs; a corpus has whole texts, and nothing else.
             self._tokenizer.no_truncation()
@@ -105,15 +130,26 @@ class Tokenized:
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
         """As of :class:`Tokens`."""
         texts = (document.decode("utf-8", errors="replace") for document in documents)
-        for ids in encoded(self._tokenizer, texts, self.dtype):
-            yield np.append(ids, self.dtype.type(self._end))
+        try:
+            for ids in encoded(self._tokenizer, texts, self.dtype):
+                yield np.append(ids, self.dtype.type(self.end))
+        except EncodingError as error:
+            raise RunError(
+                RunErrorCode.TOKENIZER,
+                f"{self._file} cannot encode a text: {error}",
+                help="give it a token for what it does not know (`unk_token` of its model), which its vocabulary has, "
+                "or take another tokenizer",
+            ) from error
 
-    def _end_of_text(self, file: Path) -> int:
-        names = [name for name in (_configured_end(file), *_ENDS) if name is not None]
+    def _end_of_text(self, file: Path) -> tuple[int, str]:
+        """Return the token that ends a text, and a note where it is not that of the configuration."""
+        configured = _configured_end(file)
+        names = [name for name in (configured, *_ENDS) if name is not None]
         for name in names:
             number = self._tokenizer.token_to_id(name)
             if number is not None:
-                return int(number)
+                note = f"{file.with_name(CONFIG)} names the `eos_token` {configured!r}, which {FILE} does not have"
+                return int(number), "" if configured in (None, name) else f"{note}: {name!r} ends each text"
         raise RunError(
             RunErrorCode.TOKENIZER,
             f"nothing ends a text in {file}: it has none of {', '.join(names)}",
@@ -138,8 +174,8 @@ def tokens_of(tokenizer: str) -> Tokens:
 def _configured_end(file: Path) -> str | None:
     """Return the end token from the configuration beside a tokenizer's file, if there is one."""
     try:
-        found = json.loads(file.with_name(CONFIG).read_text(encoding="utf-8"))["eos_token"]
-    except (OSError, ValueError, KeyError, TypeError):
+        found = read_json_object(file.with_name(CONFIG))["eos_token"]
+    except (OSError, ValueError, KeyError):
         return None
     found = found.get("content") if isinstance(found, dict) else found
     return found if isinstance(found, str) else None

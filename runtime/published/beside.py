@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Final
 
 from legoai.runtime.data.tokens import CONFIG as TOKENIZER_CONFIG
 from legoai.runtime.data.tokens import FILE as TOKENIZER
+from legoai.runtime.json_object import read_json_object
 from legoai.runtime.published.folder import CONFIG
 
 _GENERATION: Final = "generation_config.json"
@@ -70,7 +70,7 @@ class Beside:
 
 def _ids(config: Path) -> dict[str, Any]:
     try:
-        found = json.loads(config.read_bytes())
+        found = read_json_object(config)
         return {name: found[name] for name in _IDS if found.get(name) is not None}
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return {}

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, cause
+from legoai.runtime.checkpoint.damage import damaged
 from legoai.runtime.checkpoint.safe_metadata import SafeReader
 from legoai.runtime.durable import remedy, sync
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -174,9 +175,7 @@ class _Source:
         try:
             load_distributed({name: value}, storage_reader=self._reader)
         except CheckpointException as error:
-            raise RunError(
-                RunErrorCode.CHECKPOINT_CORRUPT, f"checkpoint {self._checkpoint} could not be read: {cause(error)}"
-            ) from error
+            raise damaged(f"checkpoint {self._checkpoint} could not be read: {cause(error)}") from error
         return value
 
     def _saved_name(self, name: str, shape: tuple[int, ...], whole: WholeModel) -> str:

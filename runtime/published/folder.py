@@ -5,15 +5,17 @@ A safetensors file is a header, which is JSON, and numbers; it holds no code.
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.json_object import read_json_object
 from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.models.manifests.manifest import ManifestError
+from legoai.specs.visible_text import visible_line
 
 INDEX: Final = "model.safetensors.index.json"
 SINGLE: Final = "model.safetensors"
@@ -74,13 +76,13 @@ def open_folder(path: Path) -> Folder:
         held = _header(path / file)
         lost = sorted(set(names) - held.keys())
         if lost:
-            raise RunError(
-                RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} looks for {lost[0]} in {file}, which does not have it"
-            )
+            raise _corrupt(f"{path / INDEX} looks for {lost[0]} in {file}, which does not have it")
         for name in names or held:
             if name in tensors:
                 raise RunError(
-                    RunErrorCode.WEIGHTS_CORRUPT, f"{path}: both {tensors[name].file} and {file} hold {name}"
+                    RunErrorCode.WEIGHTS_CORRUPT,
+                    visible_line(f"{path}: both {tensors[name].file} and {file} hold {name}"),
+                    help=f"remove the file that is of another model, or take a folder with its {INDEX}",
                 )
             tensors[name] = Stored(file, *held[name])
     return Folder(path, tensors, _config(path))
@@ -105,12 +107,12 @@ def check_installed(path: Path) -> None:
 def unreadable(file: Path, error: Exception) -> RunError:
     """The error of a file that cannot be read as safetensors."""
     if isinstance(error, OSError):
-        return RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{file} cannot be read: {error.strerror or error}")
-    return RunError(
-        RunErrorCode.WEIGHTS_CORRUPT,
-        f"{file} is damaged, or no safetensors file: {error}",
-        help="download or write it again",
-    )
+        return _corrupt(f"{file} cannot be read: {error.strerror or error}")
+    return _corrupt(f"{file} is damaged, or no safetensors file: {error}")
+
+
+def _corrupt(message: str) -> RunError:
+    return RunError(RunErrorCode.WEIGHTS_CORRUPT, visible_line(message), help="download or write it again")
 
 
 def _files(path: Path) -> dict[str, list[str]]:
@@ -129,12 +131,16 @@ def _files(path: Path) -> dict[str, list[str]]:
             f"{path} has no {SUFFIX} files, but {pickles[0]}, a pickle, which may run code when it is read",
             help="save the model again with `save_pretrained` of transformers, or take its safetensors files",
         )
-    raise RunError(RunErrorCode.WEIGHTS_MISSING, f"{path} has no {SUFFIX} files")
+    raise RunError(
+        RunErrorCode.WEIGHTS_MISSING,
+        f"{path} has no {SUFFIX} files",
+        help="give a folder of them, as `hf download` makes it, or a checkpoint",
+    )
 
 
 def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
     try:
-        weights = json.loads((path / INDEX).read_bytes())["weight_map"]
+        weights = read_json_object(path / INDEX)["weight_map"]
         if not isinstance(weights, dict):
             raise ValueError("its 'weight_map' does not map names of tensors to files")
         files: dict[str, list[str]] = {}
@@ -143,29 +149,18 @@ def _listed(path: Path) -> Iterator[tuple[str, list[str]]]:
                 raise ValueError(f"it names {file!r}, which is no file beside it")
             files.setdefault(file, []).append(name)
     except OSError as error:
-        raise RunError(
-            RunErrorCode.WEIGHTS_CORRUPT, f"{path / INDEX} cannot be read: {error.strerror or error}"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            RunErrorCode.WEIGHTS_CORRUPT,
-            f"{path / INDEX} is damaged, or no index of safetensors files: {_message(error)}",
-            help="download or write it again",
-        ) from None
+        raise _corrupt(f"{path / INDEX} cannot be read: {error.strerror or error}") from None
+    except (ValueError, KeyError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise _corrupt(f"{path / INDEX} is damaged, or no index of safetensors files: {why}") from None
     for file, names in files.items():
-        if not (path / file).is_file():
+        if not os.path.isfile(path / file):  # noqa: PTH113 - Path.is_file raises for a name that is too long
             raise RunError(
                 RunErrorCode.WEIGHTS_MISSING,
-                f"{path / file} is missing, which has {len(names)} of the tensors of {INDEX}",
+                visible_line(f"{path / file} is missing, which has {len(names)} of the tensors of {INDEX}"),
                 help="download it, or the whole folder again",
             )
         yield file, names
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, TypeError):  # of indexing what is no mapping
-        return "it is no mapping"
-    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _header(file: Path) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -185,4 +180,4 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         return read_config(path / CONFIG)
     except ManifestError as error:
-        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, error.message) from None
+        raise _corrupt(error.message) from None

@@ -52,7 +52,11 @@ def read(folder: Folder, matched: Match, state: State) -> None:
         found = next(iter(error.failures.values()))[0]
         if isinstance(found, RunError):
             raise found from error
-        raise RunError(RunErrorCode.WEIGHTS_CORRUPT, f"{folder.path} could not be read: {cause(error)}") from error
+        raise RunError(
+            RunErrorCode.WEIGHTS_CORRUPT,
+            f"{folder.path} could not be read: {cause(error)}",
+            help="download or write it again",
+        ) from error
 
 
 class PiecesReader(StorageReader):

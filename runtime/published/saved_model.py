@@ -15,6 +15,7 @@ from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.published.matching import shown
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.configs import Difference, differences
+from legoai.specs.visible_text import visible_line
 
 
 def recorded_config(whole: WholeModel) -> dict[str, Any]:
@@ -42,11 +43,11 @@ def check_model(
     notices = []
     for difference in _differences(meta, whole):
         saved, own = shown(difference.published), shown(difference.own)
-        what = f"{difference.field} = {saved}, and the plan's model {own}"
+        what = visible_line(f"{difference.field} = {saved}, and the plan's model {own}")
         if strict or (difference.changes_function and not others):
             raise RunError(
                 RunErrorCode.CHECKPOINT_OTHER_MODEL,
-                f"checkpoint {path} is of another model (plan {meta.plan}), with {what}"
+                f"checkpoint {path} is of another model (plan {visible_line(meta.plan)}), with {what}"
                 + (": the weights mean something else there" if difference.changes_function else ""),
                 help=help,
             )

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from legoai.runtime.checkpoint.folder import Checkpoints
-from legoai.runtime.data.samples import Data, Stream, check_equal, check_vocabulary, open_data
+from legoai.runtime.data.samples import Data, Stream, check_equal, open_data
 from legoai.runtime.data.tokens import Bytes
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
@@ -32,12 +32,7 @@ from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.constants import mesh_of, optimizer_name
 from legoai.runtime.training.first_weights import start_with_weights
 from legoai.runtime.training.recipe import Recipe
-from legoai.runtime.training.resume import (
-    differences,
-    find_checkpoint,
-    followed_already,
-    restore,
-)
+from legoai.runtime.training.resume import differences, find_checkpoint, followed_already, restore
 from legoai.runtime.training.saving import Saving
 from legoai.runtime.training.state import Notice, StepResult, Training
 from legoai.runtime.training.step import take_step
@@ -289,6 +284,8 @@ class TrainingLoop:
             )
         if self.data.left_out:
             yield f"{self.data.name} has what is not read, as it is no file of text by its name: {self.data.left_out}"
+        if self.data.note:
+            yield self.data.note
         profiled_step = self.options.profile_step
         if profiled_step > self.options.steps:
             yield f"--profile-step {profiled_step}: the run ends at step {self.options.steps}, and none is profiled"
@@ -428,7 +425,7 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
     """Let rank 0 build a corpus; ranks on other hosts then find it, or build their own."""
 
     def opened(key: str = "") -> Data:
-        data = open_data(
+        return open_data(
             options.data,
             recipe.reads,
             seq_len=recipe.seq_len,
@@ -436,9 +433,8 @@ def _open_data(recipe: Recipe, options: RunOptions) -> Data:
             field=options.data_field,
             tokenizer=options.tokenizer,
             built=key,
+            vocabulary=recipe.vocab_size,
         )
-        check_vocabulary(data, recipe.vocab_size)
-        return data
 
     def built() -> tuple[str, str]:
         data = opened()

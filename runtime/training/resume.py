@@ -30,6 +30,7 @@ from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.published.saved_model import check_model
 from legoai.runtime.training.constants import listed_differences, optimizer_name
 from legoai.runtime.training.state import Training
+from legoai.specs.visible_text import visible_line
 
 _AFRESH: Final = "choose another --out to start afresh"
 _DRAWN: Final = "leave --load-weights out"
@@ -129,7 +130,7 @@ def restore(path: Path, meta: CheckpointMeta, training: Training, *, other_plan:
         keeps = "keep" if hasattr(training.optimizer, "parts") else "keeps"
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_OPTIMIZER,
-            f"checkpoint {path} is of another optimizer: it keeps {_listed(saved)} of each parameter, "
+            f"checkpoint {path} is of another optimizer: it keeps {visible_line(_listed(saved))} of each parameter, "
             f"and {optimizer_name(training.optimizer)} {keeps} {_listed(own)}",
             help=f"pass --load-weights {path} and another --out to start with its weights, or --resume-other-plan to "
             "go on from its step with a fresh optimizer",
@@ -197,7 +198,8 @@ def _check_model(
     if meta.model != training.digest and not other_plan:
         raise RunError(
             RunErrorCode.CHECKPOINT_OTHER_MODEL,
-            f"checkpoint {path} is of another model (plan {meta.plan}): its tensors have other names or shapes",
+            f"checkpoint {path} is of another model (plan {visible_line(meta.plan)}): its tensors have other names or "
+            "shapes",
             help=f"pass --resume-other-plan to load what has the same name and shape, or {otherwise}",
         )
     help = f"give the plan's model the value of the checkpoint's, pass --resume-other-plan to load it, or {otherwise}"
@@ -243,7 +245,7 @@ def differences(
         )
     if left_out:
         notices.append(fresh_tensors(left_out, lacking="in the checkpoint"))
-    return notices
+    return [visible_line(notice) for notice in notices]
 
 
 def _what_differs(meta: CheckpointMeta, constants: Mapping[str, Any], mesh: Mapping[str, int]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.runtime.data.corpus import cache_folder
+from legoai.runtime.data.building import cache_folder
 from legoai.runtime.errors import RunError
 from legoai.specs.cache import private_cache, user_cache
 from legoai.specs.models.manifests.cache import default_cache_directory

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import torch
 
-from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, load
+from legoai.runtime.checkpoint.checkpoint import CheckpointMeta, checksum, load
 from legoai.runtime.checkpoint.folder import Checkpoints
 
 SIZE = 1000
@@ -52,3 +53,25 @@ def resume(root: Path, keep: int, name: str | None = None) -> list[str]:
     found = None if name else checkpoints.newest(warn=lambda _: None)
     checkpoints.remove_before(root / name if name else found[0])
     return names(root)
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def edit_meta(path: Path, *, digested: bool, **values: object) -> None:
+    """Change fields of a checkpoint's `meta.json`, also as of an earlier version, which recorded no digest."""
+    fields = json.loads((path / "meta.json").read_text()) | values
+    if not digested:
+        fields["files"].pop("meta.sha256", None)
+    (path / "meta.json").write_text(json.dumps(fields))
+
+
+def record(path: Path, name: str) -> None:
+    """Record a changed file of a checkpoint as whoever changed it would."""
+    files = json.loads((path / "meta.json").read_text())["files"]
+    files[name] = [(path / name).stat().st_size, checksum(path / name)]
+    edit_meta(path, digested=True, files=files)
+    edit_meta(path, digested=False)

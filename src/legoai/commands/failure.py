@@ -7,7 +7,7 @@ import os
 from legoai import __version__
 from legoai.commands import WrongUsage
 from legoai.dsl.frontend.project import working_folder
-from legoai.dsl.reporting.snippets import visible_line
+from legoai.specs.visible_text import visible_line
 
 
 def failure(error: Exception, plan: str) -> str:

@@ -13,8 +13,8 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
-from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.directives.model import Model
+from legoai.specs.visible_text import visible_line
 
 _DESCRIPTION = """\
 Lay plans out in the one canonical form, which has no options. Comments, blank lines and order are preserved; the

@@ -17,8 +17,8 @@ from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
-from legoai.dsl.reporting.snippets import visible_line
 from legoai.specs.files import replace_file, try_to_replace
+from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:
     from legoai.lowering.program import Program

@@ -27,7 +27,7 @@ from legoai.commands.shared import (
     source_of,
 )
 from legoai.dsl.lint import Linted
-from legoai.dsl.reporting.snippets import visible_line
+from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken

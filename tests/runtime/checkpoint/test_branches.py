@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,49 @@ def begin_elsewhere(root: Path, path: Path, *steps: int) -> None:
     checkpoints.choose_branch(path, asked=str(path))
     for step in steps:
         checkpoints.save({"model.w": torch.full((SIZE,), float(step))}, meta(step))
+
+
+DAMAGED = {
+    "cut short": '{"begin',
+    "no object": "[]",
+    "nested too deeply": "[" * 100_000,
+    "no beginnings": '{"beginnings": null}',
+    "a list of beginnings": '{"beginnings": [1]}',
+    "a text as beginnings": '{"beginnings": "x"}',
+    "a branch without number": '{"beginnings": {"x": "step-1"}}',
+    "a branch of another script": '{"beginnings": {"\u00b2": "step-1"}}',
+    "a negative branch": '{"beginnings": {"-3": "step-1"}}',
+    "a branch far away": '{"beginnings": {"99999999999999999999": "step-1"}}',
+    "a number as beginning": '{"beginnings": {"1": 5}}',
+    "a zero byte": '{"beginnings": {"1": "a\\u0000b"}}',
+    "half a surrogate pair": '{"beginnings": {"1": "\\ud800"}}',
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
+def test_damaged_record_of_branches_is_ignored_with_a_warning(gloo, tmp_path, content):
+    root, pool = tmp_path / "run" / "checkpoints", gloo(1)
+    pool(save_on, root, None, 1, 2)
+    (root.parent / "branches.json").write_text(content, encoding="utf-8")
+    [(step, [warning])] = pool(newest, root)
+    assert step == 2 and f"{root.parent}/branches.json is damaged: " in warning and "it is ignored" in warning
+    assert pool(branch_off, root, root / "step-1", 3) == [(True, "step-3-branch-1")]
+    assert pool(newest, root) == [(3, [])], "the record is written anew"
+
+
+def test_record_of_branches_that_cannot_be_read_is_ignored_with_a_warning(gloo, tmp_path):
+    root, pool = tmp_path / "run" / "checkpoints", gloo(1)
+    pool(save_on, root, None, 1)
+    (root.parent / "branches.json").mkdir()
+    [(step, [warning])] = pool(newest, root)
+    assert step == 1 and "branches.json cannot be read: Is a directory" in warning
+
+
+@pytest.mark.parametrize("place", ["x" * 300, "/nowhere/step-1", "circle"])
+def test_beginning_that_cannot_be_is_gone(gloo, tmp_path, place):
+    root, pool = tmp_path / "run" / "checkpoints", gloo(1)
+    pool(save_on, root, None, 1)
+    (root / "circle").symlink_to(root / "circle")
+    (root.parent / "branches.json").write_text(json.dumps({"beginnings": {"1": place}}), encoding="utf-8")
+    [(step, [gone, left])] = pool(newest, root)
+    assert step == 1 and "is skipped: it is gone" in gone and "step-1 is of a history" in left

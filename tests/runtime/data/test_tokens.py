@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
+from legoai.runtime.data import encoding
 from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.data.samples import TextData, check_vocabulary
 from legoai.runtime.data.tokens import Tokenized
@@ -140,6 +141,52 @@ def test_ids_of_a_trimmed_vocabulary_have_gaps(end: int, dtype: type, tmp_path: 
     assert f"a vocabulary of {end + 1}" in raised.value.help
 
 
+def test_token_with_an_implausible_number_is_refused(tmp_path: Path):
+    with pytest.raises(RunError, match=r"the token '<\|end_of_text\|>' .* has the number 4,294,967,290") as raised:
+        Tokenized(trimmed(tmp_path / "words", end=4_294_967_290))
+    assert raised.value.code == RunErrorCode.TOKENIZER and "embedding" in raised.value.help
+
+
+def test_end_beyond_the_vocabulary_is_refused_before_texts_are_read(tmp_path: Path):
+    tokenizer, cache = str(trimmed(tmp_path / "words", end=300)), tmp_path / "cache"
+    with pytest.raises(RunError, match=r"ends each text with the token 300, .* has 256 tokens") as raised:
+        open_corpus(str(tmp_path / "no text"), tokenizer=tokenizer, cache=cache, vocabulary=256)
+    assert raised.value.code == RunErrorCode.VOCABULARY and "a vocabulary of 301" in raised.value.help
+
+
+@pytest.mark.parametrize("longest", [1 << 16, 50])
+def test_tokenizer_that_cannot_encode_is_named(longest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(encoding, "_LONGEST", longest)
+    monkeypatch.setattr(encoding, "_CONTEXT", 0)
+    file = trimmed(tmp_path / "words", end=3) / "tokenizer.json"
+    file.write_text(
+        file.read_text()
+        .replace('"unk_token":"other"', '"unk_token":"absent"')
+        .replace('"unk_token": "other"', '"unk_token": "absent"')
+    )
+    with pytest.raises(RunError, match=r"words/tokenizer\.json cannot encode a text: ") as raised:
+        list(Tokenized(file).of([b"one two three\n" * 9]))
+    assert raised.value.code == RunErrorCode.TOKENIZER and "`unk_token`" in raised.value.help
+
+
+@pytest.mark.parametrize("configured", ["<stop>", {"content": "<stop>"}])
+def test_absent_end_of_text_is_noted(configured: object, tmp_path: Path):
+    folder = made(tmp_path / "bpe", size=400, configured=configured)
+    assert Tokenized(folder).note.endswith(
+        f"names the `eos_token` '<stop>', which tokenizer.json does not have: {END!r} ends each text"
+    )
+    source = str(written(tmp_path / "texts.jsonl"))
+    found = open_corpus(source, tokenizer=str(folder), cache=tmp_path / "cache")
+    assert found.note == TextData(found, Tokens(), seq_len=4).note == Tokenized(folder).note
+    assert not Tokenized(made(tmp_path / "plain", configured=END)).note
+
+
+def test_deeply_nested_configuration_names_no_end(tmp_path: Path):
+    folder = made(tmp_path / "bpe")
+    (folder / "tokenizer_config.json").write_text("[" * 100_000)
+    assert not Tokenized(folder).note
+
+
 @pytest.mark.parametrize("configured", ["<stop>", {"content": "<stop>"}])
 def test_tokenizer_config_defines_the_end_of_text_token(configured: object, tmp_path: Path):
     tokens = Tokenized(made(tmp_path / "bpe", end="<stop>", configured=configured))
@@ -158,7 +205,7 @@ def test_invalid_tokenizer_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     ):
         with pytest.raises(RunError, match=message) as raised:
             Tokenized(tmp_path / name)
-        assert raised.value.code == RunErrorCode.TOKENIZER
+        assert raised.value.code == RunErrorCode.TOKENIZER and "as Hugging Face publishes it" in raised.value.help
     with pytest.raises(RunError, match="nothing ends a text"):
         Tokenized(made(tmp_path / "bpe", end="<unknown end>"))
     monkeypatch.setitem(sys.modules, "tokenizers", None)

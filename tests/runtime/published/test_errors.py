@@ -85,7 +85,8 @@ def test_a_truncated_or_corrupt_file_is_named(hub: Path, damage: Callable[[bytes
     ("index", "message"),
     [
         ("{", "is damaged, or no index of safetensors files: Expecting property name"),
-        ("[]", "it is no mapping"),
+        ("[]", "it is no JSON object"),
+        ("[" * 100_000, "it is nested too deeply"),
         ('{"weight_map": []}', "its 'weight_map' does not map names of tensors to files"),
         ("{}", "it has no 'weight_map'"),
         (
@@ -105,7 +106,25 @@ def test_index_naming_an_absent_tensor_is_refused(hub: Path):
     index = json.loads((hub / INDEX).read_text(encoding="utf-8"))
     index["weight_map"]["model.extra"] = file_of(hub, Q).name
     (hub / INDEX).write_text(json.dumps(index), encoding="utf-8")
-    refused(RunErrorCode.WEIGHTS_CORRUPT, r"looks for model\.extra in .*, which does not have it", hub)
+    error = refused(RunErrorCode.WEIGHTS_CORRUPT, r"looks for model\.extra in .*, which does not have it", hub)
+    assert error.help == "download or write it again"
+
+
+def test_file_name_that_cannot_be_is_missing(hub: Path):
+    (hub / INDEX).write_text(json.dumps({"weight_map": {Q: "x" * 300}}), encoding="utf-8")
+    refused(RunErrorCode.WEIGHTS_MISSING, "xxx is missing, which has 1 of the tensors", hub)
+
+
+def test_tensor_of_two_files_is_refused(tmp_path: Path):
+    for name in ("a", "b"):
+        save_file({Q: torch.ones(1)}, tmp_path / f"{name}.safetensors")
+    error = refused(RunErrorCode.WEIGHTS_CORRUPT, "both a.safetensors and b.safetensors hold", tmp_path)
+    assert INDEX in error.help
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path):
+    (tmp_path / "a.safetensors").symlink_to(tmp_path / "a.safetensors")
+    assert refused(RunErrorCode.WEIGHTS_CORRUPT, "a.safetensors", tmp_path).help
 
 
 def test_files_outside_the_index_are_ignored(hub: Path):

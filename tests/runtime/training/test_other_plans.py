@@ -23,11 +23,13 @@ from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.vit import ViT
 from support import corpus, programs
+from support.checkpoints import edit_meta
 
 data, own_cache = corpus.data, corpus.own_cache
 
 SIZES = {"vocab_size": 256, "dim": 32, "hidden_dim": 48, "n_layers": 1, "n_heads": 4, "max_seq_len": 64}
 LLAMA = LlamaConfig(**SIZES, n_kv_heads=2)
+DEEPER = dataclasses.replace(LLAMA, n_layers=2)
 FEWER_HEADS = dataclasses.replace(LLAMA, n_heads=2, n_kv_heads=1)
 
 TIED = partial(programs.TinyLlama, tied=True)
@@ -148,3 +150,17 @@ def test_heads_of_a_model_of_images_are_recorded():
 
 def recorded(model: nn.Module) -> dict:
     return recorded_config(WholeModel.of(model))
+
+
+def test_text_of_a_checkpoint_is_shown_in_one_line(gloo, data, tmp_path):
+    given = {"data": data, "out": tmp_path / "run"}
+    gloo(1)(fit, llama(LLAMA), steps=1, **given)
+    forged = {"plan": "x\n\x1b[31merror[RUN001]: fake", "plan_hash": "\x1b[2J"}
+    edit_meta(tmp_path / "run" / "checkpoints" / "step-1", digested=False, **forged)
+    [said] = gloo(1)(fit, llama(LLAMA), steps=2, **given)
+    [note] = [line for line in said.splitlines() if line.startswith("note: the checkpoint is of plan x")]
+    assert "fake" in note and "\x1b" not in said
+    for other, match in ((FEWER_HEADS, "the weights mean something else"), (DEEPER, "other names or shapes")):
+        with pytest.raises(RunError, match=match) as caught:
+            gloo(1)(fit, llama(other), steps=3, resume=str(tmp_path / "run" / "checkpoints" / "step-1"), data=data)
+        assert "fake" in caught.value.message and caught.value.message.isprintable()

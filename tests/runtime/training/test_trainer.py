@@ -339,6 +339,15 @@ def test_resume_never_does_not_mix_two_runs(gloo, data, tmp_path):
         gloo(1)(fit, {}, {"steps": 2, "data": data, "out": tmp_path, "resume": "never"})
 
 
+def test_file_in_the_place_of_the_checkpoints_is_refused_before_training(gloo, data, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("x")
+    with pytest.raises(RunError, match="checkpoints is no folder") as caught:
+        gloo(1)(fit, {}, {"steps": 2, "data": data, "out": tmp_path / "run"})
+    assert caught.value.code == RunErrorCode.FOLDER_NOT_WRITABLE
+    assert '"step"' not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
 def test_resume_accepts_a_run_or_checkpoint_path(gloo, alone, data, tmp_path):
     gloo(1)(fit, {}, {"steps": STEPS, "data": data, "out": tmp_path / "a", "save_every": 1})
     for path in (tmp_path / "a" / "checkpoints" / "step-3", tmp_path / "a"):
