@@ -108,7 +108,7 @@ EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
         "their inputs alone, and a first stage keeps the activations of two micro batches.",
     ),
     "runtime_single_gpu": (
-        "Under autocast, steps are predicted 1 to 13% too short, most for ViT-H (0021, 0024) and for sequences of 8,192 "
+        "Under autocast, steps are predicted 1 to 13% too short, most for ViT-H (0021, 0024) and sequences of 8,192 "
         "tokens and more (0033, 0036). Neither the power limit of that H100 nor its attention kernels are stated.",
     ),
     "fsdp_paper": (
