@@ -23,8 +23,11 @@ from legoai.specs.cluster import CatalogueError
 Progress = Callable[[int, int], None]
 """Called with the number of simulated programs, and of all programs."""
 
-_FREE: Final = ("name", "require", "objective", "schedule", "steps", "seed", "data", "weights", "save", "evaluate")
-"""Fields of a plan that affect what is learned, or what a run writes and checks, but not the cost of a step."""
+_FREE: Final = ("name", "objective", "schedule", "steps", "seed", "data", "weights", "save", "evaluate")
+"""Fields of a plan that affect what is learned, or what a run writes and checks, but not the cost of a step.
+
+Not `require`: passes of graphs observe its memory limit. Where none does, programs are equal.
+"""
 
 _FREE_OPTIONS: Final = ("lr",)
 """Optimizer constants whose value does not change the kernels."""

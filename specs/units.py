@@ -51,24 +51,31 @@ def format_fraction(fraction: float) -> str:
     return f"{_plain(fraction * 100)}%"
 
 
-_LARGEST_FIRST: Final[dict[Dimension, tuple[str, ...]]] = {
-    "bytes": ("TiB", "GiB", "MiB", "KiB", "B"),
+_WRITTEN_IN: Final[dict[Dimension, tuple[str, ...]]] = {
+    "bytes": ("TiB", "GiB", "MiB", "KiB", "TB", "GB", "MB", "KB", "B"),
     "seconds": ("s", "ms", "us"),
     "fraction": ("%",),
 }
+"""Units in the order in which they are tried; the last takes what no other does."""
+
+_MOST_DIGITS: Final = 6
+"""Most digits of bytes in a unit other than the byte."""
 
 
 def format_exactly(value: float, dimension: Dimension) -> str:
     """Format a value with all its digits, so that a plan in which it is written means the same value."""
     from decimal import Decimal  # takes milliseconds
 
-    units = _LARGEST_FIRST.get(dimension, ())
-    unit = next((unit for unit in units if abs(value) >= UNITS[unit][1]), units[-1] if units else "")
+    units = _WRITTEN_IN.get(dimension, ("",))
     number = Decimal(repr(value))
-    scaled = number / Decimal(repr(UNITS[unit][1])) if unit else number
-    if dimension == "bytes" and len(scaled.normalize().as_tuple().digits) > 6:
-        unit, scaled = "B", number
-    return f"{scaled.normalize():f}{unit}"
+    text = ""
+    for unit in units:
+        size = UNITS[unit][1] if unit else 1
+        text = f"{(number / Decimal(repr(size))).normalize():f}"
+        short = dimension != "bytes" or sum(map(str.isdigit, text)) <= _MOST_DIGITS
+        if unit == units[-1] or (abs(value) >= size and short):
+            break
+    return f"{text}{unit}"
 
 
 def _plain(value: float) -> str:

@@ -233,8 +233,10 @@ def _costs(comparison: Comparison, cost: CostDifference | None, reason: str | No
         (_name(comparison.before), *absolute(cost.before)),
         *((name, *_cells(part, cost)) for name, part in zip(names, known, strict=True)),
     ]
-    if len(known) > 1 or any(part.effect is None for part in known):
-        rows.append(("  interaction", *relative(cost.interaction, cost)))
+    interaction = relative(cost.interaction, cost)
+    # With one change of the program too: another that leaves the first program unchanged can counter it.
+    if len(known) > 1 or any(part.effect is None for part in known) or {*interaction} != {"0"}:
+        rows.append(("  interaction", *interaction))
     rows.append((_name(comparison.after), *absolute(cost.after)))
     rows.append(("  in all", *relative(cost.whole, cost)))
     yield from words.columns(rows)

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 import legoai.cost.differences as costs
-from legoai.cost.differences import CannotCompareError, cost_difference
+from legoai.cost.differences import CannotCompareError, CostDifference, cost_difference
 from legoai.cost.profiles import shipped_file
+from legoai.cost.report.differences import terminal
 from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.differences.comparison import Comparison, Side
+from legoai.dsl.differences.summary import summary as summary_of
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.specs.cluster import device
@@ -48,6 +50,10 @@ def side(text: str, directory: Path = Path()) -> Side:
         directory=directory,
         resolved=lambda variant: resolve(text, "x.plan", directory=directory, variant=variant),
     )
+
+
+def report(comparison: Comparison, found: CostDifference) -> list[str]:
+    return terminal(comparison, summary_of(comparison), found, None).splitlines()
 
 
 def figures(step: float, memory: float) -> Figures:
@@ -142,12 +148,42 @@ def test_device_file_is_in_the_key_of_figures(evaluations, tmp_path, monkeypatch
 def test_equal_programs_are_simulated_once_without_difference(evaluations):
     asked = evaluations(modelled)
     after = f"# two lines\n\n{TEXT}".replace("checkpoint { layers.* = full }", "checkpoint { layers.{0..1} = full }")
-    found = cost_difference(Comparison(side(TEXT), side(after)))
+    comparison = Comparison(side(TEXT), side(after))
+    found = cost_difference(comparison)
     assert len(asked.asked) == found.programs == 2  # both plans are one, and the third recomputes nothing
     assert found.whole == costs.Effect()
     [gone, come] = found.parts
     assert (gone.simulated, come.simulated) == (True, False)
     assert found.interaction.step_time == -gone.effect.step_time
+    lines = report(comparison, found)
+    assert [line.split()[0] for line in lines if line.startswith("  ")][:3] == ["checkpoint", "interaction", "in"]
+    assert "cost nothing: checkpoint layers.{0..1}" in lines
+
+
+def test_memory_limit_costs_what_the_program_makes_of_it(evaluations):
+    """With `backend = graph` a program observes it; without, the program is equal and costs the same."""
+
+    def outcome(plan: Plan) -> Outcome:
+        [limit] = plan.require
+        return figures(2.0 if limit.bound < 2**24 else 1.0, limit.bound)
+
+    asked = evaluations(outcome)
+    eager = TEXT.replace("require step_time <= 1s", "require peak_memory <= 100MiB")
+    graph = eager.replace("{ layers.* = unit, root = unit }", "(backend = graph) { layers.* = unit, root = unit }")
+    graph = graph.replace("checkpoint { layers.* = full }", "offload (optimizer = adaptive)")
+    graph = graph.replace("cpu(devices = 4)", "h100_sxm(devices = 4)")
+    for text, simulated in ((eager, False), (graph, True)):
+        asked.asked.clear()
+        comparison = Comparison(side(text), side(text.replace("100MiB", "14MiB")))
+        found = cost_difference(comparison)
+        [part] = found.parts
+        assert part.simulated == simulated
+        assert found.programs == len(asked.asked) == 1 + simulated
+        assert found.interaction == costs.Effect()
+        assert (part.effect == found.whole) and (found.whole.step_time == 1.0 * simulated)
+        lines = report(comparison, found)
+        assert ("cost nothing: require peak_memory" in lines) != simulated
+        assert not any(line.startswith("  interaction") for line in lines)
 
 
 def test_part_without_figures_counts_in_the_interaction(evaluations):

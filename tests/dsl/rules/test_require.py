@@ -201,8 +201,9 @@ def test_budget_values_are_checked(budget: str, expected: set[str]) -> None:
 @pytest.mark.parametrize(
     ("metric", "bound"),
     [
-        ("peak_memory", "23586816B"),
+        ("peak_memory", "23586817B"),
         ("peak_memory", "72GiB"),
+        ("peak_memory", "1100MiB"),
         ("step_time", "59.31174953446257ms"),
         ("step_time", "12.3456789us"),
         ("recompute", "1.23456789%"),

@@ -1,0 +1,41 @@
+"""Values of the plan language as text."""
+
+import pytest
+
+from legoai.specs.units import UNITS, format_exactly
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1100 * 2**20, "1100MiB"),
+        (72 * 2**30, "72GiB"),
+        (1.5 * 2**30, "1.5GiB"),
+        (2048 * 2**20, "2GiB"),
+        (123456 * 2**10, "123456KiB"),
+        (15 * 10**6, "15MB"),
+        (72 * 10**9, "72GB"),
+        (1234567, "1234567B"),
+        (2**30 + 1, "1073741825B"),
+        (500, "500B"),
+        (0, "0B"),
+    ],
+)
+def test_bytes_are_written_in_the_largest_unit_with_few_digits(value: float, text: str):
+    assert format_exactly(value, "bytes") == text
+    number = text.rstrip("BKMGTi")
+    assert float(number) * UNITS[text.removeprefix(number)][1] == value
+
+
+@pytest.mark.parametrize(
+    ("value", "dimension", "text"),
+    [
+        (1.2345678, "seconds", "1.2345678s"),
+        (0.0305, "seconds", "30.5ms"),
+        (2.5e-7, "seconds", "0.25us"),
+        (0.1, "fraction", "10%"),
+        (699499.7294299278, "number", "699499.7294299278"),
+    ],
+)
+def test_other_values_keep_all_digits(value: float, dimension, text: str):
+    assert format_exactly(value, dimension) == text
