@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.parallelism.graph import traces
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath, WrongDomain
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -260,6 +261,8 @@ def _examine(
         # Diagnostics about missing parts of a plan would refer to unreadable text.
         return None, found
     same_model = base is not None and base.manifest is not None and base.plan.model == plan.model
+    if base is not None and _may_trace(plan) and not _may_trace(base.plan):
+        same_model = False  # of whose steps nothing is known yet
     manifest: Manifest | Diagnostic | None
     if base is not None and same_model:
         manifest = base.manifest
@@ -325,6 +328,14 @@ def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic
     return [item for item in found if item.severity == "error"]
 
 
+def _may_trace(plan: Plan) -> bool:
+    """Whether a plan's step may be one graph, for which the model's steps have to be alike."""
+    try:
+        return traces(plan)
+    except Undecided:
+        return True
+
+
 def manifest_of(
     plan: Plan, resolution: Resolution, directory: Path, announce: Announce | None
 ) -> Manifest | Diagnostic | None:
@@ -338,7 +349,7 @@ def manifest_of(
     try:
         if model.family in FOREIGN and model.target is None:
             return None
-        return load_manifest(model.source(), base_directory=directory, announce=announce)
+        return load_manifest(model.source(), base_directory=directory, steps=_may_trace(plan), announce=announce)
     except ConfigError:
         # The check of the model statement reports invalid dimensions.
         return None

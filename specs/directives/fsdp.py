@@ -79,7 +79,8 @@ class Fsdp(Directive):
         Choice(("eager", "graph")),
         doc=(
             "`eager`: FSDP2's hooks. `graph`: forward, loss, backward and communication as one traced graph, whose "
-            "collectives passes merge, move and leave out, or each stage of a pipeline as such; for built-in decoders."
+            "collectives passes merge, move and leave out, or each stage of a pipeline as such; for models that read "
+            "token ids and whose steps are alike."
         ),
         default="eager",
     )

@@ -2,10 +2,10 @@
 
     python -m legoai.specs.models.inspect < request.json
 
-A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `sys_path`,
-`reply`, the file to write, and the limits of the process: `timeout` in seconds, and `parent`, the descriptor of a pipe
-that the asking process holds open. The reply is `{"manifest": ..., "dependencies": [[file, fingerprint], ...],
-"environment": [name, ...]}` or `{"error": {"kind": ..., "message": ..., "detail": ...}}`.
+A request is an object with `kind`, `target`, `preset`, `arguments` (see `ModelSource`), `base_directory`, `steps` (see
+`load_manifest`), `sys_path`, `reply`, the file to write, and the limits of the process: `timeout` in seconds, and
+`parent`, the descriptor of a pipe that the asking process holds open. The reply is `{"manifest": ..., "dependencies":
+[[file, fingerprint], ...], "environment": [name, ...]}` or `{"error": {"kind": ..., "message": ..., "detail": ...}}`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from legoai.specs.models.source import ModelSource
 from legoai.specs.models.torch_internals import import_compiler
 
 
-def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
-    """Build a model on the meta device and describe it.
+def inspect_model(source: ModelSource, base_directory: Path, *, steps: bool = False) -> Manifest:
+    """Build a model on the meta device and describe it; see `load_manifest`.
 
     Raises:
         ManifestError: it cannot be built.
@@ -40,7 +40,7 @@ def inspect_model(source: ModelSource, base_directory: Path) -> Manifest:
         # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
         config: Any = model.config
         config.use_cache = True
-    return describe(model, str(source), first_values, shapes=source.kind != "builtin")
+    return describe(model, str(source), first_values, shapes=source.kind != "builtin", steps=steps)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     import_compiler()  # what torch reads is no factory's
     try:
         with recorder if source.kind == "python" else contextlib.nullcontext():
-            made = inspect_model(source, base_directory)
+            made = inspect_model(source, base_directory, steps=request["steps"])
     except ManifestError as error:
         return {"error": {"kind": error.kind, "message": error.message, "detail": error.detail}}
     except Exception as error:

@@ -11,8 +11,14 @@ import torch
 # Hides what is done inside from modes and from subclasses of tensors.
 from torch._C import DisableTorchFunction
 
+# Whether a tensor is one of `torch.func`'s, as within `vmap`.
+from torch._C._functorch import is_functorch_wrapped_tensor as is_transformed
+
 # Class of `torch.ops.aten.add.Tensor`, for annotations.
 from torch._ops import OpOverload
+
+# Holds whether a trace is in progress; what a trace cannot contain asks for it.
+from torch.fx import _symbolic_trace as symbolic_trace
 
 # Base class of batch normalisation in any number of dims.
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -145,6 +151,17 @@ def autocast_without_device() -> Iterator[None]:
         torch.autocast.__init__ = made  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def as_if_traced() -> Iterator[None]:
+    """Let functions compiled by `torch.compile` fail, as within a trace by `make_fx`."""
+    before = symbolic_trace._is_fx_tracing_flag
+    symbolic_trace._is_fx_tracing_flag = True
+    try:
+        yield
+    finally:
+        symbolic_trace._is_fx_tracing_flag = before
+
+
 def has_gradient_hooks(parameter: torch.Tensor) -> bool:
     """Whether something is called with a parameter's gradient: by `register_hook`, or after it is accumulated."""
     return bool(parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None))
@@ -161,11 +178,13 @@ __all__ = [
     "Dropout",
     "OpOverload",
     "OperatorMode",
+    "as_if_traced",
     "attributes_hidden",
     "autocast_without_device",
     "has_gradient_hooks",
     "has_hooks",
     "import_compiler",
+    "is_transformed",
     "meta_device",
     "storage_key",
     "storage_of",

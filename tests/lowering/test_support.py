@@ -285,6 +285,42 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
     assert "`budget` of `layers.0`" in found.message
 
 
+@pytest.mark.parametrize(
+    ("kind", "more", "why"),
+    [
+        ("plain", "", None),
+        ("hooked", "", None),
+        ("dropping", "", None),
+        (
+            "dropping",
+            "checkpoint { blocks.1 = full }",
+            "`full` of `blocks.1` is not lowered beside `backend = graph`: `b",
+        ),
+        ("compiled_in_place", "", "it cannot be traced"),
+        ("made", "", "no gradient reaches `blocks.0.norm.weight`"),
+    ],
+)
+def test_step_of_other_models_is_one_graph_if_all_steps_are_alike(kind: str, more: str, why: str | None, tmp_path):
+    head = HEAD.replace('llama3("tiny")', f'python("support.other_authors:build", kind = "{kind}")')
+    body = f"{BATCH}mesh (dp_shard = 2)\nfsdp on dp_shard (backend = graph) {{ blocks.* = unit }}\n{more}"
+    found = {
+        item.message for item in lint(head + body, "t.plan", directory=tmp_path).diagnostics if item.code == "LP010"
+    }
+    assert len(found) == (why is not None)
+    assert all(str(why) in message for message in found)
+
+
+def test_steps_are_looked_at_if_a_variant_alone_traces_them(tmp_path):
+    head = HEAD.replace('llama3("tiny")', 'python("support.other_authors:build", kind = "compiled_in_place")')
+    body = f"{BATCH}mesh (dp_shard = 2)\nfsdp on dp_shard {{ blocks.* = unit }}\n"
+    traced = "variant traced { fsdp on dp_shard (backend = graph) { blocks.* = unit } }\n"
+    assert not [item for item in lint(head + body, "t.plan", directory=tmp_path).diagnostics if item.code == "LP010"]
+    [found] = [
+        item for item in lint(head + body + traced, "t.plan", directory=tmp_path).diagnostics if item.code == "LP010"
+    ]
+    assert "it cannot be traced" in found.message
+
+
 def test_last_layer_gives_the_result_of_the_model_as_it_is():
     body = f"{BATCH}loss chunked(2, last_layer = true)"
     assert not refusals(HEAD + body)

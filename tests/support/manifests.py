@@ -41,13 +41,13 @@ def manifests_computed_once() -> Iterator[None]:
 def inspected_in_this_process() -> Iterator[None]:
     """Inspect models here; modules of factories are forgotten, since the next test may have others of their names."""
 
-    def answer(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
+    def answer(source: ModelSource, base_directory: Path, timeout: float, *, steps: bool) -> dict[str, Any]:
         inspect = importlib.import_module("legoai.specs.models.inspect")
         names = ("kind", "target", "preset", "arguments")
         request = {name: getattr(source, name) for name in names}
         path, known = list(sys.path), set(sys.modules)
         try:
-            return inspect.answer({**request, "base_directory": str(base_directory), "sys_path": []})
+            return inspect.answer({**request, "base_directory": str(base_directory), "sys_path": [], "steps": steps})
         finally:
             sys.path[:] = path
             for name in set(sys.modules) - known:

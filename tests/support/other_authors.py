@@ -118,6 +118,26 @@ class Balanced(Plain):
         return _AddLoss.apply(x, x.mean((0, 1)).square().sum())
 
 
+class Dropping(Plain):
+    """Drops some of its layer's results."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.dropout(self.layer(self.norm(x)), 0.1, self.training)
+
+
+class Hooked(Plain):
+    """Changes what its layer gives and gets by hooks, and recomputes its norm itself."""
+
+    def made(self) -> nn.Module:
+        layer = super().made()
+        layer.register_forward_hook(lambda module, args, result: result * 2)
+        layer.register_full_backward_hook(lambda module, arrived, given: (arrived[0] * 0.5,))
+        return layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=False))
+
+
 class Rotated(Buffered):
     """Attends with queries and keys in fp32, and values in the dtype of its input."""
 
@@ -178,6 +198,8 @@ _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
     "made": Made,
     "made_matrix": MadeMatrix,
     "balanced": Balanced,
+    "dropping": Dropping,
+    "hooked": Hooked,
     "rotated": Rotated,
     "cast": Cast,
     "autocast": Autocast,

@@ -9,6 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
+from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import below
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, sharded_dim
@@ -23,7 +24,9 @@ from legoai.specs.directives.comm import Proactive
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import HighPrecision
+from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.reads import Tokens
+from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 EAGERLY: Final = "write `backend = eager`"
@@ -33,8 +36,12 @@ _OTHER_AXES: Final = "the graph has only collectives of shards, replicas, tensor
 
 def is_traced(analysis: Analysis) -> bool:
     """Whether forward, loss, backward and communication of a step are one graph."""
-    fsdp = analysis.plan.fsdp
-    return fsdp is not None and bool(fsdp.backend == "graph")
+    return traces(analysis.plan)
+
+
+def traces(plan: Plan) -> bool:
+    """As :func:`is_traced`, of a plan whose model may not be known yet."""
+    return plan.fsdp is not None and bool(plan.fsdp.backend == "graph")
 
 
 def reorders(analysis: Analysis) -> bool:
@@ -59,7 +66,7 @@ def keeps_between_micro_batches(analysis: Analysis) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Supported are shards, replicas, `tp`, `cp`, `ep`, a built-in decoder and one loss; other lines are reported."""
+    """Supported are shards, replicas, `tp`, `cp`, `ep`, a model of tokens and one loss; other lines are reported."""
     if not is_traced(analysis):
         return
     yield from _mesh(analysis)
@@ -135,17 +142,20 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
 def _model(analysis: Analysis) -> Iterator[Unsupported]:
     plan, manifest = analysis.plan, analysis.manifest
     place = analysis.span_of(plan.model, "family")
-    if plan.model.family in FOREIGN:
-        yield _not_traced(
-            place, f"a model of `{plan.model.family}`", "only built-in decoders are known to have one graph"
-        )
-        return
     if manifest is None:
         return
-    if not isinstance(manifest.reads, Tokens | None):
-        yield _not_traced(place, "a model that reads no tokens", "only decoders are known to have one graph")
+    for what, why in _of_model(manifest):
+        yield _not_traced(place, what, why)
+        return
     experts = distributed_experts(analysis)
     for path, rule in experts.items():
+        if plan.model.family in FOREIGN:
+            yield _not_traced(
+                analysis.rule_span(rule),
+                f"`{path}` on `ep`",
+                "how many rows each rank computes is known in a step only",
+            )
+            return
         if sharded_dim(analysis, path) == 1:
             yield _not_traced(
                 analysis.rule_span(rule), f"`{path}` in shards of dim 1", "a unit is cut on dim 0",
@@ -160,6 +170,41 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
                 f"it does not divide dim 0 of `{name}`, and the graphs of its ranks would differ",
             )
             return
+
+
+def _of_model(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Yield what a model has that one graph of a step has not, with the reason."""
+    if not isinstance(manifest.reads, Tokens | None):
+        yield "a model that reads no tokens", "only models of token ids are known to have one graph"
+    if norms := batch_norms(manifest):
+        yield f"batch normalisation (`{norms[0]}`)", "its results have other strides on a device than in a trace"
+    if manifest.shared_modules:
+        first, other, *_ = manifest.shared_modules[0]
+        yield f"one module with parameters at `{first}` and `{other}`", "a unit is gathered at one place"
+    if manifest.flow_error is not None:
+        yield "a model whose forward cannot be followed", manifest.flow_error
+    if manifest.step_changes is not None:
+        yield "this model", manifest.step_changes
+
+
+def _random(analysis: Analysis) -> Iterator[Unsupported]:
+    """Yield recomputed modules that draw random numbers: in a graph, recomputation would draw others."""
+    modules = {} if analysis.manifest is None else analysis.manifest.modules
+    for path, rule in recomputed_modules(analysis).items():
+        drawing = next((name for name, item in modules.items() if item.random and _is_within(name, path)), None)
+        if drawing is not None:
+            yield _not_traced(
+                analysis.rule_span(rule),
+                f"`{rule.treatment.name}` of `{path or 'root'}`",
+                f"`{drawing}` draws random numbers, and would draw others in the recomputation",
+                "set the model's dropout to 0",
+                "or leave these modules out",
+            )
+            return
+
+
+def _is_within(path: str, outer: str) -> bool:
+    return path == outer or below(path, outer)
 
 
 def _units(analysis: Analysis) -> Iterator[Unsupported]:
@@ -177,6 +222,7 @@ def _units(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _statements(analysis: Analysis) -> Iterator[Unsupported]:
     plan = analysis.plan
+    yield from _random(analysis)
     yield from _budgets(analysis)
     yield from _compiled(analysis)
     if plan.offload is not None and plan.offload.parameters != "none":
@@ -211,7 +257,7 @@ def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _holds_experts(analysis: Analysis, path: str) -> bool:
     modules = {} if analysis.manifest is None else analysis.manifest.modules
-    return any(module.kind == "moe" and (name == path or below(name, path)) for name, module in modules.items())
+    return any(module.kind == "moe" and _is_within(name, path) for name, module in modules.items())
 
 
 def _budgets(analysis: Analysis) -> Iterator[Unsupported]:

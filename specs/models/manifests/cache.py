@@ -35,19 +35,20 @@ def cached_or_inspected(
     source: ModelSource,
     *,
     base_directory: Path,
+    steps: bool,
     announce: Callable[[str], None] | None,
     cache_directory: Path | None,
     timeout: float,
 ) -> Manifest:
     """Return the manifest from the cache, or inspect the model; see `load_manifest`."""
     base_directory = base_directory.resolve()
-    file = _entry(source, base_directory, cache_directory)
+    file = _entry(source, base_directory, cache_directory, steps=steps)
     cached = _read_entry(file)
     if cached is not None:
         return cached
     if announce is not None:
         announce(_announcement(source))
-    reply = _ask(source, base_directory, timeout)
+    reply = _ask(source, base_directory, timeout, steps=steps)
     if "error" in reply:
         raise ManifestError(**reply["error"])
     manifest = Manifest(reply["manifest"])
@@ -61,13 +62,13 @@ def is_cached(source: ModelSource, *, base_directory: Path) -> bool:
     Raises:
         ManifestError: as `_key` does.
     """
-    return _read_entry(_entry(source, base_directory.resolve(), None)) is not None
+    return _read_entry(_entry(source, base_directory.resolve(), None, steps=False)) is not None
 
 
-def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None) -> Path | None:
+def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None, *, steps: bool) -> Path | None:
     """Return the file of a model's entry; None where nothing can be cached."""
     directory = cache_directory or default_cache_directory()
-    name = f"{_key(source, base_directory)}.json"
+    name = f"{_key(source, base_directory)}{'-steps' if steps else ''}.json"
     return None if directory is None else directory / name
 
 
@@ -221,7 +222,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1"}
 
 
-def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str, Any]:
+def _ask(source: ModelSource, base_directory: Path, timeout: float, *, steps: bool) -> dict[str, Any]:
     """Run the inspector; requests and replies are files, so that a factory may print anything."""
     with tempfile.TemporaryDirectory(prefix="legoai-inspect-") as scratch, _open_while_asking() as parent:
         reply = Path(scratch, "reply.json")
@@ -231,6 +232,7 @@ def _ask(source: ModelSource, base_directory: Path, timeout: float) -> dict[str,
             "preset": source.preset,
             "arguments": dict(source.arguments),
             "base_directory": str(base_directory),
+            "steps": steps,
             "sys_path": sys.path,
             "reply": str(reply),
             "timeout": timeout,

@@ -13,6 +13,7 @@ def load_manifest(
     source: ModelSource,
     *,
     base_directory: str | Path,
+    steps: bool = False,
     announce: Callable[[str], None] | None = None,
     cache_directory: str | Path | None = None,
     timeout: float = 120.0,
@@ -27,6 +28,8 @@ def load_manifest(
         source: the model.
         base_directory: the plan's directory; a Hugging Face path is relative to it, and a factory is searched there
             first.
+        steps: whether to look for what differs between the steps of a training (`Manifest.step_changes`), which takes
+            a third of the time more.
         announce: called with a one-line description before a subprocess starts.
         cache_directory: by default `legoai/manifests` under the user's cache directory.
         timeout: seconds that the subprocess may take.
@@ -45,6 +48,7 @@ def load_manifest(
     return cached_or_inspected(
         source,
         base_directory=Path(base_directory),
+        steps=steps,
         announce=announce,
         cache_directory=None if cache_directory is None else Path(cache_directory),
         timeout=timeout,

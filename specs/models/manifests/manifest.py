@@ -356,6 +356,8 @@ class Manifest:
             self.attribute_reads: tuple[tuple[str, str, str], ...] = tuple(map(tuple, raw.get("attribute_reads", ())))
             """Modules around blocks, each with a module inside of it and the attribute of that which its forward needs;
             one of equal modules."""
+            self.step_changes: str | None = raw.get("step_changes")
+            """What differs between the steps of a training, or None; only looked for where that was asked for."""
             self.left_on_meta = left_from(raw.get("left_on_meta", {}))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]

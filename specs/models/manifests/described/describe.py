@@ -37,7 +37,12 @@ _MAX_SEQ_LEN = ("max_seq_len", "max_position_embeddings", "n_positions", "block_
 
 
 def describe(
-    model: nn.Module, source: str, first_values: FirstValues | None = None, *, shapes: bool = False
+    model: nn.Module,
+    source: str,
+    first_values: FirstValues | None = None,
+    *,
+    shapes: bool = False,
+    steps: bool = False,
 ) -> Manifest:
     """Return the manifest of a model on the meta device, by running its forward there.
 
@@ -47,6 +52,7 @@ def describe(
         first_values: from its constructor; without, all parameters are assumed to be initialised.
         shapes: whether to note uses of features, and by another forward of another size the shapes that modules take
             and give.
+        steps: whether to note what differs between the steps of a training.
 
     Raises:
         ManifestError: the model's `reads` is invalid, or its forward does not take by position what that states.
@@ -60,7 +66,9 @@ def describe(
     around = {above for path in blocks for above in _above(path)} if is_staged else ()
     routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
     hooked = () if first_values is None else first_values.hooked
-    return _Describer(model, follow(model, noted, routed, around), shapes=shapes).manifest(source, unfilled, hooked)
+    return _Describer(model, follow(model, noted, routed, around, steps=steps), shapes=shapes).manifest(
+        source, unfilled, hooked
+    )
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -125,6 +133,8 @@ class _Describer:
             raw["left_on_meta"] = {"hooked": hooked, "tensors": self.followed.plain_tensors}
         if self.followed.attribute_reads:
             raw["attribute_reads"] = self.followed.attribute_reads
+        if self.followed.step_changes is not None:
+            raw["step_changes"] = self.followed.step_changes
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.

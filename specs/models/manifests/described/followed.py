@@ -27,6 +27,7 @@ from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.last_layer import use_of_result
 from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
+from legoai.specs.models.manifests.described.step_changes import step_changes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.manifest import ManifestError
@@ -70,11 +71,18 @@ class Followed:
     """As `LeftOnMeta.tensors`."""
     attribute_reads: Sequence[tuple[str, str, str]] = ()
     """Modules, each with another inside of it and the attribute of that which its forward reads."""
+    step_changes: str | None = None
+    """What differs between the steps of a training, or None; it is only looked for where that is asked for."""
 
 
 @autocast_without_device()
 def follow(
-    model: nn.Module, noted: Mapping[str, nn.Module], routed: Sequence[nn.Module], around: Collection[str]
+    model: nn.Module,
+    noted: Mapping[str, nn.Module],
+    routed: Sequence[nn.Module],
+    around: Collection[str],
+    *,
+    steps: bool,
 ) -> Followed:
     """Run a model's forward, and note what happens in it.
 
@@ -86,6 +94,7 @@ def follow(
         noted: the modules, by path, whose shapes are recorded too.
         routed: the modules that send tokens to experts.
         around: paths of those whose reads of attributes of modules inside are recorded.
+        steps: whether to look for what differs between steps.
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
@@ -110,6 +119,7 @@ def follow(
                 ):
                     result = model(*inputs)
                 reads = reads_of(model)
+                unfit = None if reads is None else unfit_result(reads, inputs, result)
                 changes, mixed = _in_half_precision(model, inputs, in_place.changes)
                 return Followed(
                     calls=recorder.calls,
@@ -120,9 +130,10 @@ def follow(
                     changes=changes,
                     mixed_dtypes=mixed,
                     result_uses=_result_uses(model, inputs, result, recorder.linear_results),
-                    unfit=None if reads is None else unfit_result(reads, inputs, result),
+                    unfit=unfit,
                     plain_tensors=tuple(plain.read),
                     attribute_reads=_attribute_reads(model, inputs, around),
+                    step_changes=step_changes(model, inputs) if steps and unfit is None else None,
                 )
             except Exception as raised:
                 errors.setdefault(sizes, raised)

@@ -80,10 +80,11 @@ class Workplace:
         file.parent.mkdir(exist_ok=True)
         file.write_text(textwrap.dedent(text))
 
-    def load(self, kind: str, target: str, timeout: float = 60.0, **arguments):
+    def load(self, kind: str, target: str, timeout: float = 60.0, *, steps: bool = False, **arguments):
         return load_manifest(
             ModelSource(kind=kind, target=target, arguments=arguments),
             base_directory=self.directory,
+            steps=steps,
             announce=self.announced.append,
             cache_directory=self.cache,
             timeout=timeout,

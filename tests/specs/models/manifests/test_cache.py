@@ -228,7 +228,12 @@ def test_inspection_limits_its_own_time(workplace):
     reading, writing = os.pipe()  # the asking process lives, and does not look at the clock
     arguments = {"pid_file": str(pid_file)}
     source = {"kind": "python", "target": "factories.models:sleeps", "preset": None, "arguments": arguments}
-    place = {"base_directory": str(workplace.directory), "sys_path": [], "reply": str(workplace.directory / "reply")}
+    place = {
+        "base_directory": str(workplace.directory),
+        "steps": False,
+        "sys_path": [],
+        "reply": str(workplace.directory / "reply"),
+    }
     command = [sys.executable, "-P", "-m", "legoai.specs.models.inspect"]
     request = json.dumps({**source, **place, "timeout": 2, "parent": reading})
     try:
@@ -239,6 +244,33 @@ def test_inspection_limits_its_own_time(workplace):
         os.close(reading)
         os.close(writing)
     assert done.returncode == -signal.SIGALRM
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_steps_are_looked_at_where_that_is_asked_for(workplace):
+    workplace.write(
+        "factories/counting.py",
+        """
+        from torch import nn
+
+        class Counting(nn.Embedding):
+            calls = 0
+
+            def forward(self, tokens):
+                self.calls += 1
+                return super().forward(tokens)
+
+        def build():
+            return Counting(8, 8)
+        """,
+    )
+    asked = [
+        workplace.load("python", "factories.counting:build", steps=steps).step_changes
+        for steps in (False, True, True, False)
+    ]
+    assert asked[0] is asked[3] is None
+    assert asked[1] == asked[2] == "each forward sets `calls` anew, which a graph does not"
+    assert len(workplace.announced) == 2
 
 
 def test_built_in_model_needs_no_process_and_no_cache(workplace):
