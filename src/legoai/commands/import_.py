@@ -116,7 +116,7 @@ def run(arguments: Namespace) -> int:
     config = _read(source, arguments)
     check_outputs([output], ((Path(name), "the config that is read") for name in (source.name, *config.files)))
     found = translated(config, plan=name, cluster=cluster, devices=devices)
-    texts = {source.name: source.text, **config.files}
+    texts = {source.name: source.text, **config.files, **config.settings}
     files = {name: PlanFile(name, text, (), ()) for name, text in texts.items()}
     diagnostics = [*found.diagnostics]
     if found.text is not None:
