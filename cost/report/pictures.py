@@ -197,8 +197,8 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
     world = mesh.world_size
     hosts = -(-world // devices_per_host)
     shown = min(hosts, _MOST_HOSTS)
-    rows = -(-devices_per_host // _MOST_IN_ROW)
-    in_row = -(-devices_per_host // rows)
+    lines = -(-devices_per_host // _MOST_IN_ROW)
+    in_row = -(-devices_per_host // lines)
     across = max(1, min(8, shown, (_WIDE - 12) // (in_row * 30 + 22)))
     wide, high = in_row * 30 + 12, 24 + 30 * -(-min(world, devices_per_host) // in_row)
     counts = f": {words.counted(world, 'rank')} on {words.counted(hosts, 'host')}"
@@ -219,11 +219,11 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
         parts.append(_text(left + 6, y + 15, named if fits else f"host {host}", "soft"))
         for rank in ranks:
             stage = rank // per_stage
-            row, column = divmod(rank % devices_per_host, in_row)
-            x, line = left + 6 + column * 30, y + row * 30
-            parts.append(_rect(x, line + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
+            line, column = divmod(rank % devices_per_host, in_row)
+            x, above = left + 6 + column * 30, y + line * 30
+            parts.append(_rect(x, above + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
             if rank < 10_000:
-                parts.append(_text(x + 13.5, line + 39, str(rank), "number"))
+                parts.append(_text(x + 13.5, above + 39, str(rank), "number"))
     height = top + -(-shown // across) * (high + 8) + 10
     if hosts > shown:
         parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
