@@ -297,7 +297,7 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
     assert linted.plan is not None
     part = None if profile is not None else _unmeasured_device(linted)
     if part is None and linted.analysis is not None:
-        with contextlib.suppress(Undecided):  # each candidate is simulated on its own fabric
+        with contextlib.suppress(Undecided):
             part = unmeasured_fabric(linted.analysis)
     if part is None:
         return None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -224,6 +225,12 @@ def test_figures_of_a_fabric_without_figures_are_an_error(
         shown, other = (out, err) if command[0] == "check" else (err, out)
         assert (status, shown.count("error[LP315]"), "LP314" in out + err) == (1, 1, False), (command, shown)
         assert ".plan:4:" in shown and "the speed of the fabric `loopback`" in shown and "LP315" not in other
+    for option in ("fabric = auto in [infiniband_ndr, loopback]", "hosts = auto in [1, 2]"):
+        name = option.partition(" ")[0]
+        open_text = re.sub(rf"{name} = \w+", option, text)
+        Path("open.plan").write_text(open_text, encoding="utf-8")
+        status, _, err = called(capsys, "solve", "open.plan", *more)
+        assert (status, err.count("error[LP315]")) == (1, 1), err
     status, out, _ = called(capsys, "lint", "ours.plan", "--select", "LP3")
     assert (status, "warning[LP314]" in out, "LP315" in out) == (0, True, False)
     assert called(capsys, "lower", "ours.plan")[0] == 0

@@ -11,7 +11,7 @@ from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.devices.cluster import fabrics_for
 from legoai.specs.directives.cluster import ClusterUse
-from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.hole import Hole, Undecided
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +142,18 @@ def file_without_figures(use: ClusterUse, fault: str) -> Unmeasured:
 def unmeasured_fabric(analysis: Analysis) -> Unmeasured | None:
     """The fabric between a plan's hosts, where nothing is known of its speed; None where it is, or nothing is sent.
 
+    Of holes, a value of their domains: candidates with it could not be compared with others.
+
     Raises:
-        Undecided: the hosts or the fabric are not decided yet.
+        Undecided: the device, or a value without a domain, is not decided yet.
     """
-    name, device = analysis.plan.cluster.unmeasured_fabric, analysis.device
-    if name is None:
+    from legoai.specs.cluster import fabric
+
+    use, device = analysis.plan.cluster, analysis.device
+    hosts = max(use.hosts.domain) if isinstance(use.hosts, Hole) and use.hosts.domain else use.hosts
+    fabrics = use.fabric.domain if isinstance(use.fabric, Hole) and use.fabric.domain else (use.fabric,)
+    name = next((one for one in fabrics if one is not None and not fabric(one).has_figures), None)
+    if hosts == 1 or name is None:
         return None
     known = [] if device is None else [f"`{item.name}`" for item in fabrics_for(device) if item.has_figures]
     return Unmeasured(
