@@ -25,7 +25,7 @@ def main() -> int:
             if label.startswith("links"):
                 missed += line(f"{name} {label.removeprefix('links ')}", error)
     for name in fabric_names():
-        if fabric(name).bandwidth_bytes_per_second is None:
+        if not fabric(name).has_figures:
             print(f"{name:52} refused: no bandwidth is known")
             continue
         model = fabric_model(name)

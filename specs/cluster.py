@@ -177,6 +177,11 @@ class Fabric(Record, kw_only=True):
     """The catalogued devices whose hosts have it, where it is sold with those only; empty for every device's."""
     source: str
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether its speed is known, without which no step over it is simulated."""
+        return self.bandwidth_bytes_per_second is not None
+
     def figure(self, path: str) -> float:
         """Return the number at ``path``: ``bandwidth_bytes_per_second`` or ``latency_seconds``.
 

@@ -24,6 +24,8 @@ _LEFT: Final = 96
 _WIDE: Final = 1100
 _MOST_BARS: Final = 4_000
 _MOST_HOSTS: Final = 64
+_MOST_IN_ROW: Final = (_WIDE - 20) // 30
+"""Most ranks of a host beside each other."""
 _FAINTEST: Final = 0.15
 """Least opacity of a bar; bars are the paler, the more of their time is idle."""
 _LETTER: Final = 7.2
@@ -195,9 +197,12 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
     world = mesh.world_size
     hosts = -(-world // devices_per_host)
     shown = min(hosts, _MOST_HOSTS)
-    across = max(1, min(8, shown, (_WIDE - 12) // (devices_per_host * 30 + 22)))
-    wide = devices_per_host * 30 + 12
-    parts = [_text(6, 20, f"{name}: {world} ranks on {hosts} host{'s' if hosts > 1 else ''}", "ink")]
+    lines = -(-devices_per_host // _MOST_IN_ROW)
+    in_row = -(-devices_per_host // lines)
+    across = max(1, min(8, shown, (_WIDE - 12) // (in_row * 30 + 22)))
+    wide, high = in_row * 30 + 12, 24 + 30 * -(-min(world, devices_per_host) // in_row)
+    counts = f": {words.counted(world, 'rank')} on {words.counted(hosts, 'host')}"
+    parts = [_text(6, 20, _shortened(name, _WIDE - 12 - _width(counts)) + counts, "ink")]
     top = 36.0
     for axis in axes:
         parts.append(_text(6, top + 12, _axis_words(mesh, axis, devices_per_host), "soft"))
@@ -205,8 +210,8 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
     stages, per_stage = mesh.size("pp"), world // mesh.size("pp")
     top += 8
     for host in range(shown):
-        left, y = 6 + host % across * (wide + 10), top + host // across * 62
-        parts.append(f'<rect class="box" x="{left}" y="{y:.0f}" width="{wide}" height="54" rx="6"/>')
+        left, y = 6 + host % across * (wide + 10), top + host // across * (high + 8)
+        parts.append(f'<rect class="box" x="{left}" y="{y:.0f}" width="{wide}" height="{high}" rx="6"/>')
         ranks = range(host * devices_per_host, min(world, (host + 1) * devices_per_host))
         first, last = ranks[0] // per_stage, ranks[-1] // per_stage
         named = f"host {host}, pp {first}" + (f"–{last}" if last > first else "")
@@ -214,11 +219,12 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
         parts.append(_text(left + 6, y + 15, named if fits else f"host {host}", "soft"))
         for rank in ranks:
             stage = rank // per_stage
-            x = left + 6 + rank % devices_per_host * 30
-            parts.append(_rect(x, y + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
+            line, column = divmod(rank % devices_per_host, in_row)
+            x, above = left + 6 + column * 30, y + line * 30
+            parts.append(_rect(x, above + 22, 27, 26, _STAGES[stage % len(_STAGES)], _coordinates(mesh, rank)))
             if rank < 10_000:
-                parts.append(_text(x + 13.5, y + 39, str(rank), "number"))
-    height = top + -(-shown // across) * 62 + 10
+                parts.append(_text(x + 13.5, above + 39, str(rank), "number"))
+    height = top + -(-shown // across) * (high + 8) + 10
     if hosts > shown:
         parts.append(_text(6, height + 8, f"and {hosts - shown:,} more hosts", "soft"))
         height += 22
@@ -286,6 +292,12 @@ def _mark_width(name: str) -> float:
 
 def _width(text: str) -> float:
     return _LETTER * len(text)
+
+
+def _shortened(text: str, wide: float) -> str:
+    """A text whose end is left out where it is wider than so many pixels; bold letters are wider than others."""
+    most = int(wide / (1.2 * _LETTER))
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _rect(  # noqa: PLR0917 - a place, a size and a look

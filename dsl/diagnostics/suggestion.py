@@ -8,7 +8,8 @@ from collections.abc import Sequence
 def closest(word: str, choices: Sequence[str]) -> str | None:
     """Return the choice that was most likely meant by ``word``, if there is one.
 
-    In this order: another case, another tool's name, a longer or shorter form, one word of several, a typing error.
+    In this order: another case, another tool's name, a longer or shorter form, one word of several, the same of what
+    is behind a section that both have, a typing error.
     """
     low = word.lower()
     same = [choice for choice in choices if choice.lower() == low]
@@ -18,18 +19,36 @@ def closest(word: str, choices: Sequence[str]) -> str | None:
 
     if (ours := our_word(word, choices)) is not None:
         return ours
-    if (last := low.rpartition(".")[2]) in choices:
-        return last
+    section, dot, name = word.rpartition(".")
+    if name.lower() in choices:
+        return name.lower()
+    if name.isdecimal():  # which is not alike another number for its digits
+        choices = [choice for choice in choices if not choice.rpartition(".")[2].isdecimal()]
     longer = [choice for choice in choices if len(low) >= 3 and choice.lower().startswith(low)]
     shorter = [choice for choice in choices if len(choice) >= 4 and low.startswith(choice.lower())]
     partial = [choice for choice in choices if len(low) >= 3 and low in choice.lower().split("_")]
     if longer or shorter or partial:
         return min(longer, key=len) if longer else max(shorter, key=len) if shorter else partial[0]
-    from difflib import SequenceMatcher
-
-    alike = [(SequenceMatcher(None, low, choice.lower()).ratio(), choice) for choice in choices]
+    inside = {
+        choice.removeprefix(section + dot): choice for choice in choices if dot and choice.startswith(section + dot)
+    }
+    if (match := closest(name, tuple(inside)) if inside else None) is not None:
+        return inside[match]
+    alike = [(_likeness(low, choice.lower()), choice) for choice in choices]
     ratio, best = max(alike, key=lambda pair: pair[0], default=(0.0, ""))
     return best if ratio > 0.65 else None
+
+
+def _likeness(word: str, choice: str) -> float:
+    """The likeness of two words, at most 1; of words with dots not more than that of what is behind the last ones.
+
+    A section alone, such as `training.`, would make most options of it alike.
+    """
+    from difflib import SequenceMatcher
+
+    name, other = word.rpartition(".")[2], choice.rpartition(".")[2]
+    whole = SequenceMatcher(None, word, choice).ratio()
+    return min(whole, SequenceMatcher(None, name, other).ratio()) if "." in word and "." in choice else whole
 
 
 def suggestion(word: str, choices: Sequence[str]) -> list[str]:

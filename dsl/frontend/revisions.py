@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import posixpath
@@ -24,6 +25,8 @@ _RANGE: Final = re.compile(r"(?P<first>.*?)(?P<dots>\.\.\.?)(?P<second>.*)")
 
 _OBJECT: Final = re.compile(rb"([0-9a-f]{40,}) (\w+) (\d+)")
 """Git's line about an object: hash, kind and size."""
+_SUBMODULE: Final = "160000 "
+"""The mode of a submodule in git's list of a tree."""
 _NO_FILE: Final = "the revision has no such file"
 _SHORT: Final = 12
 """Digits of a commit's hash that name it."""
@@ -57,7 +60,7 @@ class Revision(Record):
         Raises:
             OSError: nothing does.
         """
-        if "\n" in path:  # which ends what git reads
+        if "\n" in path or "\0" in path:  # which end what git reads
             raise FileNotFoundError(errno.ENOENT, _NO_FILE, path)
         asked = f"{self.commit}:{path}\n".encode("utf-8", "surrogateescape")
         head, _, content = _git(
@@ -72,8 +75,19 @@ class Revision(Record):
             raise OSError(errno.EXDEV, f"its symbolic link leads out of the repository, to `{out}`", path)
         if problem == b"loop":
             raise OSError(errno.ELOOP, "its symbolic links lead in a circle", path)
+        if problem != b"dangling" and (outer := self._submodule(path)) is not None:
+            raise FileNotFoundError(errno.ENOENT, f"`{outer}` is a submodule: compare its plans from within it", path)
         missing = "its symbolic link leads to no file of the revision" if problem == b"dangling" else _NO_FILE
         raise FileNotFoundError(errno.ENOENT, missing, path)
+
+    def _submodule(self, path: str) -> str | None:
+        """The submodule in which a path lies, or which it is; the revision has its commit, and none of its files."""
+        parts = path.split("/")
+        outer = [posixpath.join(*parts[:count]) for count in range(1, len(parts) + 1)]
+        listed = _git("ls-tree", "-z", self.commit, "--", *outer, folder=self.root).stdout
+        entries = listed.decode("utf-8", "surrogateescape").split("\0")  # also what else is in the outer folders
+        submodules = [entry.partition("\t")[2] for entry in entries if entry.startswith(_SUBMODULE)]
+        return next((name for name in submodules if name in outer), None)
 
     def plans(self) -> list[str]:
         """The plans of the revision, by their paths from the root."""
@@ -226,7 +240,8 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
     found = revision(revision_name)
     here = os.path.relpath(Path.cwd().resolve(), found.root.resolve())
     shown = f"{revision_name}:{file}"
-    if from_root and not file.startswith(("./", "../")):
+    counts_from_root = from_root and not file.startswith(("./", "../"))
+    if counts_from_root:
         place = posixpath.normpath(file)
     else:
         place = posixpath.normpath(posixpath.join(here, os.path.relpath(file)))
@@ -239,13 +254,20 @@ def plan_of(revision_name: str, file: str, *, from_root: bool) -> RevisionPlan:
             raise _unreadable(shown, f"`{shown}` cannot be read: {error.strerror}") from None
         plans = found.plans()
         elsewhere = posixpath.normpath(posixpath.join(here, file))
-        help = suggestion(place, plans)
+        named = str if counts_from_root else functools.partial(_beside, here=here, dotted=from_root)
+        help = suggestion(named(place), [named(plan) for plan in plans])
         if from_root and elsewhere in plans:
             help = [f"`REV:FILE` counts from the root of the repository: did you mean `{revision_name}:./{file}`?"]
         raise _unreadable(
             shown, f"`{shown}` cannot be read: `{revision_name}` has no file `{place}`", help=help
         ) from None
     return RevisionPlan(found, place, decoded(data[: MOST_TEXT + 1], f"{revision_name}:{place}"))
+
+
+def _beside(place: str, *, here: str, dotted: bool) -> str:
+    """A path from the root of the repository as one from the working folder; ``dotted`` as in git's `REV:./FILE`."""
+    found = posixpath.relpath(place, here)
+    return found if found.startswith("../") or not dotted else f"./{found}"
 
 
 def _git(*arguments: str, folder: Path | None = None, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:

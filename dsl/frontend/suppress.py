@@ -20,6 +20,7 @@ from legoai.dsl.frontend.syntax import (
     Variant,
     children,
 )
+from legoai.dsl.frontend.text import Lines
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
@@ -36,6 +37,8 @@ _ALMOST = re.compile(
     re.IGNORECASE,
 )
 """Text that looks like an intended suppression; unless it matches :data:`SUPPRESSION`, it suppresses nothing."""
+_FURTHER: Final = re.compile(r"[ \t](?=#[^\d])")
+"""What is before a further part of a comment, which a number of an issue is not."""
 
 NEVER_ACCEPTED: Final = (
     *("LP0", "LP1", "LP2", "LP315"),
@@ -47,11 +50,15 @@ unknown names, impossible stages and micro batches, devices that were not measur
 
 
 class Suppression(Record):
-    """One rule in a suppression comment, by code or name: the lines that it applies to, and its span."""
+    """One rule in a suppression comment, by code or name: the lines that it applies to, and its span.
+
+    ``whole`` is the span to delete where it is not wanted: one comma with it, or the suppression of which it is all.
+    """
 
     code: str
     lines: range
     span: Span
+    whole: Span
 
 
 def suppressions(file: PlanFile) -> Iterator[Suppression]:
@@ -62,6 +69,7 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
     leaves the comment at the end of its item.
     """
     lines = file.text.split("\n")
+    at = Lines(file.text, file.name)
     begins: dict[int, list[Span]] | None = None
     ends: dict[int, list[Span]] = {}
     for comment in file.comments:
@@ -80,13 +88,32 @@ def suppressions(file: PlanFile) -> Iterator[Suppression]:
                 ends.setdefault(item.span.end_line, []).append(item.span)
         meant = (begins if comment.alone else ends).get(line, [])
         first, last = min([line, *(span.line for span in meant)]), max([line, *(span.end_line for span in meant)])
-        for code in re.finditer(r"[^,\s]+", match[1]):
-            start = comment.span.start + match.start(1) + code.start()
-            column = comment.span.column + match.start(1) + code.start()
-            length = len(code[0])
-            where = comment.span
-            span = Span(where.file, start, start + length, where.line, column, where.line, column + length)
-            yield Suppression(code[0].upper(), range(first, last + 1), span)
+        codes = list(re.finditer(r"[^,\s]+", match[1]))
+        inside = comment.span.start + match.start(1)
+        for index, code in enumerate(codes):
+            if len(codes) == 1:
+                whole = _whole(file.text, comment.span.start + match.start(), comment.span.start + match.end())
+            elif index + 1 < len(codes):
+                whole = code.start() + inside, codes[index + 1].start() + inside
+            else:
+                whole = codes[index - 1].end() + inside, comment.span.start + match.end(1)
+            span = at.span(code.start() + inside, code.end() + inside)
+            yield Suppression(code[0].upper(), range(first, last + 1), span, at.span(*whole))
+
+
+def _whole(text: str, start: int, end: int) -> tuple[int, int]:
+    """The bounds of a suppression with its reason and the blanks before it; of its line, where that has nothing else.
+
+    The comment may have other parts before it, and behind a further `#`.
+    """
+    line_end = end + len(text[end:].partition("\n")[0])
+    more = _FURTHER.search(text, end, line_end)
+    if more is not None:
+        return start, more.end()
+    start = len(text[:start].rstrip(" \t"))
+    if start == 0 or text[start - 1] == "\n":
+        return start, min(line_end + 1, len(text))
+    return start, len(text[:line_end].rstrip("\r"))
 
 
 class Malformed(Record):

@@ -13,6 +13,7 @@ from typing import Any, Final
 from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, UnknownConfigKey
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.text import Lines
 from legoai.dsl.importing.formats import AUGUST_2026, DECEMBER_2024, JANUARY_2026, Format
 from legoai.dsl.importing.keys import BEFORE_MARCH_2025, RENAMED, Key, Type, Value
@@ -47,6 +48,7 @@ class Config:
         places: spans, by names in the file.
         dropped: what is not translated because it has no name or value here: the value and the reason, by name.
         files: texts of other files that were read, by name.
+        settings: what a command line gives options, as texts by the names that their spans have.
         function: that makes the config in a Python file.
     """
 
@@ -58,6 +60,7 @@ class Config:
     places: dict[str, Span] = field(default_factory=dict)
     dropped: dict[str, tuple[Any, str]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
     function: str = ""
 
     @property
@@ -93,6 +96,12 @@ class Config:
         """Return the span of the option; the beginning of the file where it has none."""
         return self.places.get(self.written.get(name, name), Span(self.lines.name, 0, 0, 1, 1, 1, 1))
 
+    def place_setting(self, path: str, text: str) -> Span:
+        """Record what a command line gives an option, and return its span."""
+        line = Lines(f"{path}={text}".replace("\n", " "), f"{OF_SETTING}{path}")
+        self.settings[line.name] = line.text
+        return line.span(0, len(line.text))
+
     def wrong(self, name: str, message: str, *help: str) -> None:
         """Report the value of an option."""
         label = "this value" if name in self.given else "nothing is given here"
@@ -118,7 +127,7 @@ def read_config(text: str, name: str, settings: Mapping[str, str] | None = None)
         key = JANUARY_2026.keys.get(name_of_key)
         entries = {other: value for other, value in entries.items() if other not in same}
         entries[path] = text_of_value if key is None else typed(key, text_of_value)
-        config.places.pop(path, None)
+        config.places[path] = config.place_setting(path, text_of_value)
     if any(path in BEFORE_MARCH_2025 for path in entries):
         config.format = DECEMBER_2024
     for path, value in entries.items():

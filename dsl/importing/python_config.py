@@ -201,7 +201,7 @@ class _Options:
     def _set(self, path: str, text: str) -> None:
         """Assign what a command line gives to its field."""
         holder, names = self.trainer, path.split(".")
-        span = _line(self.config.lines, 1)
+        span = self.config.place_setting(path, text)
         for name in names[:-1]:
             held = holder.options.get(name)
             if not isinstance(held, Made):

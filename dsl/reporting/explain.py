@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.paths import ROOT, pattern
+from legoai.dsl.frontend.paths import ROOT, PathError, pattern
 from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.base import Declared, Directive, PathRule, Staged, Treatment, walk
 from legoai.specs.directives.fsdp import Unit
@@ -28,7 +29,7 @@ _WITHOUT_RULES = ("replicate", "offload")
 
 
 class NoSuchModuleError(ValueError):
-    """The model has no such path; the message lists what it has."""
+    """The model has no such path; the message lists what it has, or names one of those that a pattern matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def explain(analysis: Analysis, path: str) -> str:
         NoSuchModuleError: the model has no such module.
     """
     assert analysis.manifest is not None
-    module, parameter = _find(analysis.manifest, path)
+    module, parameter = _find(analysis, analysis.manifest, path)
     rows = list(decisions_of(analysis, module.path, parameter))
     head = [_title(analysis.manifest, module, parameter), f"in the plan {analysis.plan.name}{_variant(analysis)}", ""]
     first = max(len(row.statement) for row in rows)
@@ -121,7 +122,7 @@ def _treatment_name(item: Declared) -> str:
     return item.name
 
 
-def _find(manifest: Manifest, path: str) -> tuple[ModuleInfo, str | None]:
+def _find(analysis: Analysis, manifest: Manifest, path: str) -> tuple[ModuleInfo, str | None]:
     """The module at the path, and the parameter's name where the path is a parameter's."""
     name = "" if path == ROOT else path
     if name in manifest.modules:
@@ -130,10 +131,14 @@ def _find(manifest: Manifest, path: str) -> tuple[ModuleInfo, str | None]:
     holder = manifest.modules.get(above)
     if holder is not None and any(parameter.name == last for parameter in holder.parameters):
         return holder, last
+    with contextlib.suppress(PathError):
+        matching = analysis.module_and_parameter_paths.matching(pattern(path))
+        if matching:
+            raise NoSuchModuleError(f"`{path}` is a pattern; name one module or parameter, such as `{matching[0]}`")
     while above and above not in manifest.modules:
         above, _, last = above.rpartition(".")
     inside = [*manifest.modules[above].children, *(item.name for item in manifest.modules[above].parameters)]
-    help = suggestion(last, inside)
+    help = [] if set("*{}") & set(last) else suggestion(last, inside)
     shown = [f"`{item}`" for item in (inside if len(inside) <= 8 else [*inside[:6], "…", inside[-1]])]
     hint = help[0] if help else f"`{above or ROOT}` holds {', '.join(shown) if shown else 'nothing'}"
     raise NoSuchModuleError(f"the model has no module or parameter `{path}`; {hint}")

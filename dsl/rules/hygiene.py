@@ -337,7 +337,7 @@ class UnusedSuppression(Rule):
                 message,
                 label="suppresses nothing",
                 help=help,
-                fix=Fix("delete the code", (Edit(item.span, ""),), safe=False),
+                fix=Fix("delete the suppression", (Edit(item.whole, ""),), safe=False),
             )
 
 

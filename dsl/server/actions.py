@@ -43,7 +43,7 @@ def actions(checked: Checked, start: int, end: int, kinds: Sequence[str] | None)
         for item, shown in here:
             yield from _of_suppression(item, shown, checked)
     if wanted(kinds, types.CodeActionKind.RefactorRewrite):
-        yield from _of_layout(checked, start)
+        yield from _of_layout(checked, start, end)
 
 
 def fix_all(checked: Checked, checking: Checking) -> types.CodeAction | None:
@@ -131,13 +131,13 @@ def _ignoring(document: Document, positions: Positions, end: int, code: str) -> 
     return types.TextEdit(positions.range(start, end), f"  # legoai: ignore[{code}]")
 
 
-def _of_layout(checked: Checked, offset: int) -> Iterator[types.CodeAction]:
-    """Return the action that replaces the name of a standard layout by its rules."""
+def _of_layout(checked: Checked, start: int, end: int) -> Iterator[types.CodeAction]:
+    """Return the actions that replace names of standard layouts by their rules, of the statements that are touched."""
     document, linted = checked.document, checked.linted
     if linted is None:
         return
     for statement in document.file.statements:
-        if not isinstance(statement, Statement) or not statement.span.start <= offset <= statement.span.end:
+        if not isinstance(statement, Statement) or statement.span.end < start or end < statement.span.start:
             continue
         text = written_out(statement, linted.resolution)
         if text is not None:

@@ -64,6 +64,19 @@ class ClusterUse(Directive):
         except CatalogueError:
             return None
 
+    @property
+    def unmeasured_fabric(self) -> str | None:
+        """The fabric between several hosts of whose speed nothing is known; None where there is none, or it is known.
+
+        Raises:
+            Undecided: the hosts or the fabric are not decided yet.
+        """
+        from legoai.specs.cluster import fabric
+
+        if self.hosts == 1 or self.fabric is None or fabric(self.fabric).has_figures:
+            return None
+        return self.fabric
+
     def devices_per_host(self, directory: Path) -> int | None:
         """Devices in one host; None where neither the plan nor the device states it."""
         if self.devices is not None:

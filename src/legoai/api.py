@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from legoai.cost.search.result import Progress
     from legoai.cost.search.solve import Solution
     from legoai.dsl.open_plan import OpenPlan
+    from legoai.dsl.rules.devices.profile import Unmeasured
     from legoai.lowering.program import Program
     from legoai.lowering.verify.run import Verdict
 
@@ -95,7 +97,7 @@ def estimate(
             is simulated.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or cannot be lowered, or its device file has no profile.
+        PlanError: the plan has errors, cannot be read, or cannot be lowered, or its cluster has no figures.
         legoai.cost.estimate.CannotEstimateError: it cannot be simulated, or ``profile`` names none.
     """
     from legoai.cost.estimate import estimate as estimate_program
@@ -137,8 +139,8 @@ def solve(
         refresh: repeat the search and its simulations although their results are cached.
 
     Raises:
-        PlanError: the plan has errors, cannot be read, or has holes that are not searched, or its device file has no
-            profile.
+        PlanError: the plan has errors, cannot be read, or has holes that are not searched, or its cluster has no
+            figures.
         legoai.cost.search.solve.CannotSolveError: the plan has no holes, or ``profile`` names none.
     """
     from legoai.cost.search.solve import CannotSolveError
@@ -274,10 +276,10 @@ def verify(
 
 
 def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
-    """The error of costing a plan whose model is not simulated, or whose device file has no profile that can be read.
+    """The error of costing a plan whose model is not simulated, or whose devices or fabric have no figures.
 
-    A profile is not missed where other devices are named. Lint looks at its sections only, and warns; here the
-    whole is read.
+    The profile of a device file is not missed where other devices are named. Lint looks at its sections only, and
+    warns; here the whole is read.
     """
     from legoai.dsl.analysis.model import help_to_follow, shaped_by_values
     from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
@@ -289,25 +291,35 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
             f"the model cannot be simulated: its shapes depend on values (`{function}`)",
             label="not simulated", help=help_to_follow(linted.analysis),
         )  # fmt: skip
+    from legoai.dsl.rules.devices.profile import FiguresOfUnmeasuredCluster, unmeasured_fabric
+    from legoai.specs.directives.hole import Undecided
+
+    assert linted.plan is not None
+    part = None if profile is not None else _unmeasured_device(linted)
+    if part is None and linted.analysis is not None:
+        with contextlib.suppress(Undecided):
+            part = unmeasured_fabric(linted.analysis)
+    if part is None:
+        return None
+    place = linted.plan.cluster.span_of(part.option) or linted.resolution.start
+    return FiguresOfUnmeasuredCluster.at(place, part.fault, label="not measured", help=part.help)
+
+
+def _unmeasured_device(linted: Linted) -> Unmeasured | None:
     from legoai.cost.machine.cluster import profile_of
     from legoai.cost.profiles import ProfileError
-    from legoai.dsl.rules.devices.profile import FiguresWithoutProfile, cures, fault_of_profile
+    from legoai.dsl.rules.devices.profile import file_without_figures, unmeasured_device
     from legoai.specs.cluster import CatalogueError
 
     assert linted.plan is not None
-    use, resolution = linted.plan.cluster, linted.resolution
-    if profile is not None or use.device != "profile":
-        return None
-    fault = None if linted.analysis is None else fault_of_profile(linted.analysis)
-    if fault is None:
+    use = linted.plan.cluster
+    part = None if linted.analysis is None else unmeasured_device(linted.analysis)
+    if part is None and use.device == "profile":
         try:
-            profile_of(use, resolution.directory)
+            profile_of(use, linted.resolution.directory)
         except (ProfileError, CatalogueError) as error:
-            fault = str(error)
-    if fault is None:
-        return None
-    place = use.span_of("profile") or resolution.start
-    return FiguresWithoutProfile.at(place, fault, label="not measured", help=cures(use))
+            part = file_without_figures(use, str(error))
+    return part
 
 
 def _check_figures(linted: Linted, profile: str | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,6 +211,30 @@ def test_plans_without_figures_are_lowered_and_drawn(unmeasured: Path, capsys: p
     assert called(capsys, "graph", "ours.plan")[0] == 0
     status, out, err = called(capsys, "cost", "ours.plan", "--profile", "ours.toml")
     assert (status, "ours.json.gz, is missing beside ours.toml" in err) == (2, True)
+
+
+@pytest.mark.parametrize("more", [(), ("--profile", "h100_sxm")], ids=["own devices", "other devices"])
+def test_figures_of_a_fabric_without_figures_are_an_error(
+    here: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+):
+    text = PLAN.replace("h100_sxm", "cpu(devices = 4, hosts = 2, fabric = loopback)")
+    Path("ours.plan").write_text(text, encoding="utf-8")
+    Path("hole.plan").write_text(text.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    for command in FIGURES:
+        status, out, err = called(capsys, *command, *more)
+        shown, other = (out, err) if command[0] == "check" else (err, out)
+        assert (status, shown.count("error[LP315]"), "LP314" in out + err) == (1, 1, False), (command, shown)
+        assert ".plan:4:" in shown and "the speed of the fabric `loopback`" in shown and "LP315" not in other
+    for option in ("fabric = auto in [infiniband_ndr, loopback]", "hosts = auto in [1, 2]"):
+        name = option.partition(" ")[0]
+        open_text = re.sub(rf"{name} = \w+", option, text)
+        Path("open.plan").write_text(open_text, encoding="utf-8")
+        status, _, err = called(capsys, "solve", "open.plan", *more)
+        assert (status, err.count("error[LP315]")) == (1, 1), err
+    status, out, _ = called(capsys, "lint", "ours.plan", "--select", "LP3")
+    assert (status, "warning[LP314]" in out, "LP315" in out) == (0, True, False)
+    assert called(capsys, "lower", "ours.plan")[0] == 0
+    assert called(capsys, "graph", "ours.plan", *more)[0] == (2 if more else 0)
 
 
 UNSIMULATED = """\

@@ -237,10 +237,34 @@ def test_files_behind_links_are_read_from_the_revision(repository: Path, capsys:
         assert found["changes"][0]["before_at"]["file"] == name
 
 
+def test_a_plan_of_a_submodule_is_compared_from_within(repository: Path, capsys: pytest.CaptureFixture[str]):
+    inner = repository / "inner"
+    (inner / "deep").mkdir(parents=True)
+    (inner / "deep" / "own.plan").write_text(SMALL, encoding="utf-8")
+    git(inner, "init", "-q", "-b", "main")
+    commit(inner, "first")
+    (repository / "extends.plan").write_text('plan x\nextends "inner/deep/own.plan"\n', encoding="utf-8")
+    commit(repository.parent, "a submodule")
+    said = "`plans/inner` is a submodule: compare its plans from within it"
+    for arguments in (
+        ("HEAD", "--", "inner/deep/own.plan"),
+        ("HEAD:plans/inner/deep/own.plan", "small.plan"),
+        ("HEAD:./inner", "small.plan"),
+        ("HEAD:./extends.plan", "small.plan"),
+    ):
+        status, _, err = called(capsys, "diff", "--no-cost", *arguments)
+        assert (status, said in err) == (2, True), err
+    status, _, err = called(capsys, "diff", "--no-cost", "HEAD", "--", "outer/own.plan")
+    assert (status, "has no file `plans/outer/own.plan`" in err, "submodule" in err) == (2, True, False)
+
+
 WRONG = [
     (["none.plan", "small.plan"], "LP001"),
     (["HEAD~7:plans/small.plan", "small.plan"], "there is no revision `HEAD~7`"),
     (["HEAD:plans/smal.plan", "small.plan"], "did you mean `plans/small.plan`?"),
+    (["HEAD:./smal.plan", "small.plan"], "did you mean `./small.plan`?"),
+    (["HEAD", "--", "smal.plan"], "did you mean `small.plan`?"),
+    (["HEAD", "--", "../plan/small.plan"], "did you mean `small.plan`?"),
     (["HEAD:small.plan", "small.plan"], "did you mean `HEAD:./small.plan`?"),
     (["HEAD:../../x.plan", "small.plan"], "lies outside of the repository"),
     (["nowhere..HEAD", "--", "small.plan"], "there is no revision `nowhere`"),

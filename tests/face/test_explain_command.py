@@ -59,6 +59,19 @@ def test_explain_works_for_a_plan_with_errors(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
+    ("option", "code"),
+    [(("--variant", "NOPE"), "LP215"), (("--set", "NOPE=1"), "LP209"), (("--set", "NOPE=1 +"), "LP102")],
+)
+@pytest.mark.parametrize("subject", ["norm", "defaults"])
+def test_explain_refuses_another_plan_than_was_asked_for(
+    subject: str, option: tuple[str, str], code: str, capsys: pytest.CaptureFixture[str]
+):
+    status, out, err = called(capsys, "explain", subject, "--plan", "good.plan", *option)
+    assert (status, out) == (1, "")
+    assert f"error[{code}]" in err and "good.plan is not explained: 1 error" in err
+
+
+@pytest.mark.parametrize(
     ("subject", "words"),
     [
         ("dp_shard", ["`mesh (dp_shard = …)`", "`fsdp on dp_shard`"]),

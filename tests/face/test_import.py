@@ -208,6 +208,8 @@ def test_options_of_a_command_line_replace_those_of_the_file(config: Path, capsy
     assert "steps = 700)" in out
     assert "compile   { layers.* = inductor }" in out
     assert main(["import", "llama-8b.toml", "--set", "training.steps=some"]) == 1
-    assert '`training.steps` takes a whole number, not `"some"`' in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert '`training.steps` takes a whole number, not `"some"`' in err
+    assert "--> --set training.steps:1:1" in err and "1 | training.steps=some" in err
     assert main(["import", "llama-8b.toml", "--set", "training.steps"]) == 2
     assert "expected OPTION=VALUE" in capsys.readouterr().err

@@ -17,7 +17,6 @@ from legoai import lint as linted
 from legoai.dsl.frontend import sources
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
-from legoai.runtime.errors import RunErrorCode
 from support.command_line import (
     BAD,
     GOOD,
@@ -321,63 +320,6 @@ def test_explain_refuses_a_forbidden_factory(capsys: pytest.CaptureFixture[str])
     assert "LP226" in err
     assert "hostile.plan is not explained: --no-factories" in err
     assert not Path("ran").exists()
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_script_has_commands_options_and_names(shell: str, capsys: pytest.CaptureFixture[str]):
-    status, out, _ = called(capsys, "completion", shell)
-    assert status == 0
-    for word in ("lint", "--no-factories", "h100_sxm", "colwise"):
-        assert word in out
-    assert called(capsys, "completion", "fish")[0] == 2
-
-
-def test_bash_completion_script_works(capsys: pytest.CaptureFixture[str]):
-    Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
-    asked = (
-        "source ./script; COMP_WORDS=(legoai {0} {1}); COMP_CWORD=2; COMP_LINE='legoai {0} {1}';"
-        " _shtab_legoai legoai {1} {0}; echo ${{COMPREPLY[@]}}"
-    )
-    for command, word, legal in (
-        ("lint", "--no-f", ["--no-factories"]),
-        ("explain", "LP40", [rule.code for rule in all_rules() if rule.code.startswith("LP40")]),
-        ("explain", "RUN00", [code for code in RunErrorCode if code.startswith("RUN00")]),
-    ):
-        script = ["bash", "-c", asked.format(command, word)]
-        done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
-        assert sorted(done.stdout.split()) == sorted(legal), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "legal"),
-    [
-        (["lint", "./"], ["./bad.plan", "./folder", "./good.plan", "./script", "./warned.plan"]),
-        (["lint", "--stdin-filename", "./g"], ["./good.plan"]),
-        (["cost", "--profile", "./g"], ["./good.plan"]),
-        (["calibrate", "--base", "./g"], ["./good.plan"]),
-        (["calibrate", "--from", "./"], ["./folder"]),
-        (["export", "--checkpoint", "./"], ["./folder"]),
-        (["export", "-o", "./"], ["./folder"]),
-        (["lower", "--dump-graphs", "./"], ["./folder"]),
-        (["cost", "plan.g"], ["plan.good"]),
-        (["lint", "plan.b"], ["plan.bad", "plan.below"]),
-        (["explain", "--plan", "plan.g"], ["plan.good"]),
-        (["import", "plan.g"], []),
-        (["cost", "--profile", "h"], ["h100_sxm", "h100_sxm96", "h200"]),
-        (["calibrate", "--base", "b2"], ["b200"]),
-    ],
-)
-def test_bash_completes_files_and_folders(words: list[str], legal: list[str], capsys: pytest.CaptureFixture[str]):
-    Path("folder").mkdir()
-    if not words[-1].startswith("./"):
-        write("plans/below.plan")
-        write("plans/no name.plan")
-    Path("script").write_text(called(capsys, "completion", "bash")[1], encoding="utf-8")
-    line, call = f"legoai {' '.join(words)}", f"_shtab_legoai legoai {words[-1]} {words[-2]}"
-    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; {call}; echo ${{COMPREPLY[@]}}"
-    script = ["bash", "-c", f"source ./script; {asked}"]
-    done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
-    assert sorted(done.stdout.split()) == legal, done.stderr
 
 
 def test_reporting_imports_nothing_heavy():

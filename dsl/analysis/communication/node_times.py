@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.specs.cluster import CatalogueError, fabric
 from legoai.specs.span import Span
 
 
@@ -18,12 +17,6 @@ def unpriced(analysis: Analysis) -> Iterator[tuple[Span, str, str]]:
             "a profile",
             "a program does not know where the device's profile lies",
         )
-    if cluster.hosts > 1 and cluster.fabric is not None and not _is_known(cluster.fabric):
-        yield analysis.span_of(cluster, "fabric"), f"`{cluster.fabric}`", "nothing is known of its speed"
-
-
-def _is_known(name: str) -> bool:
-    try:
-        return fabric(name).figure("bandwidth_bytes_per_second") > 0
-    except CatalogueError:
-        return False
+    unmeasured = cluster.unmeasured_fabric
+    if unmeasured is not None:
+        yield analysis.span_of(cluster, "fabric"), f"`{unmeasured}`", "nothing is known of its speed"

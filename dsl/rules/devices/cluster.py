@@ -179,21 +179,27 @@ class FabricOfOtherDevice(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.cluster import fabric, fabric_names
+        from legoai.specs.cluster import fabric
 
         use, device = analysis.plan.cluster, analysis.device
         if device is None or use.fabric is None or use.hosts == 1 or use.device == "profile":
             return
         found = fabric(use.fabric)
         if why := _unlike(found, device):
-            legal = [name for name in fabric_names() if not _unlike(fabric(name), device)]
             yield self.at(
                 analysis.span_of(use, "fabric"),
                 f"hosts of `{device.name}` have no `{found.name}`: {why}",
                 label="of other hosts",
                 others=[Label(analysis.span_of(use, "device"), f"`{device.name}`")],
-                help=[f"fabrics for `{device.name}` are {', '.join(f'`{name}`' for name in legal)}"],
+                help=[f"fabrics for `{device.name}` are {', '.join(f'`{item.name}`' for item in fabrics_for(device))}"],
             )
+
+
+def fabrics_for(device: Device) -> Iterator[Fabric]:
+    """The fabrics of the catalogue that hosts with the device may have."""
+    from legoai.specs.cluster import fabric, fabric_names
+
+    return (found for found in map(fabric, fabric_names()) if not _unlike(found, device))
 
 
 def _unlike(fabric: Fabric, device: Device) -> str | None:

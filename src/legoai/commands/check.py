@@ -15,9 +15,10 @@ from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
-from legoai.dsl.rules.devices.profile import DeviceWithoutProfile
+from legoai.dsl.rules.devices.profile import UnmeasuredCluster
 from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.dsl.rules.training.unsimulated import UnsimulatedModel
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.record import replace
 
 _DESCRIPTION = """\
@@ -62,8 +63,8 @@ def run(arguments: Namespace) -> int:
             simulates = not linted.has_errors and linted.analysis is not None and linted.analysis.manifest is not None
             # Simulating the plan gives the errors of these warnings, unless other devices have figures.
             hidden = {UnsimulatedModel.code} if simulates else set()
-            if simulates or arguments.profile is not None:
-                hidden.add(DeviceWithoutProfile.code)
+            if simulates or (arguments.profile is not None and not _has_unmeasured_fabric(linted)):
+                hidden.add(UnmeasuredCluster.code)
             found += [item for item in linted.diagnostics if item.code not in hidden]
             if simulates:
                 found += _simulated(source, linted, arguments)
@@ -78,6 +79,14 @@ def run(arguments: Namespace) -> int:
         except Exception as error:  # the other plans are reported nevertheless
             failed.append(failure(error, name))
     return report(found, files, len(names), arguments, choice, shown=shown, failed=failed)
+
+
+def _has_unmeasured_fabric(linted: Linted) -> bool:
+    """Whether nothing is known of the speed of the fabric between a plan's hosts, which `--profile` does not change."""
+    try:
+        return linted.plan is not None and linted.plan.cluster.unmeasured_fabric is not None
+    except Undecided:
+        return False
 
 
 def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:

@@ -17,7 +17,15 @@ _FOLDERS: Final = ("FOLDER", "DIR", "RUN", "PATH")
 
 _FUNCTIONS: Final = {
     "bash": """\
-_legoai_plans() {
+_legoai_files() {
+  compgen -f -- "$1"
+}
+
+_legoai_dirs() {
+  compgen -d -- "$1"
+}
+
+_legoai_plan_files() {
   local plan
   for plan in *.plan plans/*.plan; do
     plan=${plan##*/}
@@ -26,26 +34,32 @@ _legoai_plans() {
   compgen -f -- "$1"
 }
 
-_legoai_devices() {
+_legoai_device_files() {
   compgen -W "DEVICES" -- "$1"
   compgen -f -- "$1"
 }
 """,
     "zsh": """\
-_legoai_plans() {
+_legoai_plan_files() {
   local -a names
   names=(*.plan(N:t:r) plans/*.plan(N:t:r))
   compadd -- plan.${^names}
   _files
 }
 
-_legoai_devices() {
+_legoai_device_files() {
   compadd -- DEVICES
   _files
 }
 """,
 }
-"""Shell functions that complete a plan, by its file or as `plan.NAME`, and a device, by its name or its file."""
+"""Shell functions that complete a plan, by its file or as `plan.NAME`, and a device, by its name or its file; for
+bash also files and folders, as shtab's own functions split a path at its blanks.
+
+shtab has bash quote blanks in what a function with `_file` or `_dir` in its name returns.
+"""
+_FILE: Final = {"bash": "_legoai_files", "zsh": "_files"}
+_FOLDER: Final = {"bash": "_legoai_dirs", "zsh": "_files -/"}
 
 _DESCRIPTION = """\
 Print a script with which a shell completes commands, options, files, plans, devices, and the words that
@@ -71,15 +85,15 @@ def run(arguments: Namespace) -> int:
 
     from legoai.specs.cluster import device_names
 
-    known, shell = cast(Any, shtab), arguments.shell
+    shell = arguments.shell
     functions = _FUNCTIONS[shell].replace("DEVICES", " ".join(device_names()))
-    script = shtab.complete(_whole(known.FILE, known.DIRECTORY), shell=shell, preamble=functions)
+    script = cast(Any, shtab).complete(_whole(), shell=shell, preamble=functions)
     put(script.rstrip() + "\n")
     return 0
 
 
-def _whole(file: Any, folder: Any) -> ArgumentParser:
-    """All commands in one parser, with what completes a file and a folder."""
+def _whole() -> ArgumentParser:
+    """All commands in one parser, with what completes their arguments."""
     from legoai.commands.explain import subjects
 
     whole = ArgumentParser(prog="legoai", allow_abbrev=False)
@@ -91,13 +105,13 @@ def _whole(file: Any, folder: Any) -> ArgumentParser:
         parser.description, parser.usage = does, None
         for action in parser._actions:
             if action.dest in _PLANS and name != "import":
-                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_plans")
+                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_plan_files")
             elif action.metavar == "DEVICE":
-                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_devices")
+                cast(Any, action).complete = dict.fromkeys(_SHELLS, "_legoai_device_files")
             elif action.metavar in _FILES:
-                cast(Any, action).complete = file
+                cast(Any, action).complete = _FILE
             elif action.metavar in _FOLDERS:
-                cast(Any, action).complete = folder
+                cast(Any, action).complete = _FOLDER
             elif action.metavar == "SUBJECT":
                 action.choices = subjects()
             _describe(action)

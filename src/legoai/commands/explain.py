@@ -19,7 +19,10 @@ from legoai.commands.shared import (
     source_of,
 )
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.diagnostics.codes.statements import UnknownVariant
+from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)
@@ -160,6 +163,9 @@ def _analysis(arguments: Namespace) -> Analysis | None:
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
     errors = [item for item in linted.diagnostics if item.severity == "error"]
+    if asked := [item for item in errors if _is_of_command_line(item)]:
+        refuse(source.name, "explained", asked, linted.files)  # what would be explained is not what was asked for
+        return None
     if linted.analysis is not None and linted.analysis.manifest is not None:
         if errors:
             announce(f"{source.name} has errors; `legoai lint` shows them")
@@ -170,6 +176,11 @@ def _analysis(arguments: Namespace) -> Analysis | None:
         lacking = lacks_factory(linted, arguments, "explained")
         assert lacking, "without errors, no other model is unknown"
     return None
+
+
+def _is_of_command_line(item: Diagnostic) -> bool:
+    """Whether an error is in `--set` or `--variant`, and not in a plan's text."""
+    return item.code == UnknownVariant.code or item.label.span.file.startswith(OF_SETTING)
 
 
 def _table(rows: Iterable[tuple[str, str, str]]) -> None:

@@ -62,6 +62,8 @@ def configure(parser: ArgumentParser) -> None:
 
 def run(arguments: Namespace) -> int:
     """Draw; returns 1 where the plan has errors."""
+    if arguments.what == "mesh" and arguments.profile is not None:
+        raise WrongUsage("--profile says on which devices a step is simulated, and the mesh is drawn without one")
     done = lowered(arguments, "drawn", [arguments.output])
     if done is None:
         return 1
@@ -71,7 +73,7 @@ def run(arguments: Namespace) -> int:
         return 1
     if arguments.what != "mesh" and lacks_figures(linted, arguments.profile):
         return 1
-    picture = _mesh(linted, arguments) if arguments.what == "mesh" else _simulated(linted, program, arguments)
+    picture = _mesh(linted) if arguments.what == "mesh" else _simulated(linted, program, arguments)
     write(arguments.output, picture)
     return 0
 
@@ -93,22 +95,13 @@ def _lacks_pipeline(linted: Linted) -> bool:
     return True
 
 
-def _mesh(linted: Linted, arguments: Namespace) -> str:
-    from legoai.cost.machine.cluster import cluster_of
-    from legoai.cost.profiles import ProfileError
+def _mesh(linted: Linted) -> str:
     from legoai.cost.report.pictures import mesh_picture
-    from legoai.specs.cluster import CatalogueError
 
-    assert linted.plan is not None
-    assert linted.analysis is not None
-    plan = linted.plan
-    try:
-        cluster = cluster_of(
-            plan.cluster, plan.mesh.world_size, directory=linted.analysis.directory, override=arguments.profile
-        )
-    except (CatalogueError, ProfileError) as error:
-        raise WrongUsage(f"{linted.resolution.file.name} cannot be drawn: {error}") from error
-    return mesh_picture(plan.mesh, devices_per_host=cluster.devices_per_host, name=plan.name)
+    plan, analysis = linted.plan, linted.analysis
+    assert plan is not None and analysis is not None and analysis.device is not None
+    devices = plan.cluster.devices_for(analysis.device, plan.mesh.world_size)
+    return mesh_picture(plan.mesh, devices_per_host=devices, name=plan.name)
 
 
 def _simulated(linted: Linted, program: Program, arguments: Namespace) -> str:

@@ -94,6 +94,8 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
+    if arguments.force and output == STANDARD_OUTPUT:
+        raise WrongUsage("--force replaces the file of -o, and without one the plan goes to standard output")
     if output != STANDARD_OUTPUT and output.exists() and not is_stream(output) and not arguments.force:
         raise WrongUsage(f"{output} is there already; --force replaces it")
     try:
@@ -114,7 +116,7 @@ def run(arguments: Namespace) -> int:
     config = _read(source, arguments)
     check_outputs([output], ((Path(name), "the config that is read") for name in (source.name, *config.files)))
     found = translated(config, plan=name, cluster=cluster, devices=devices)
-    texts = {source.name: source.text, **config.files}
+    texts = {source.name: source.text, **config.files, **config.settings}
     files = {name: PlanFile(name, text, (), ()) for name, text in texts.items()}
     diagnostics = [*found.diagnostics]
     if found.text is not None:

@@ -316,7 +316,7 @@ def test_a_group_of_one_costs_nothing() -> None:
 
 def test_every_fabric_with_a_bandwidth_has_a_model() -> None:
     for name in fabric_names():
-        if fabric(name).bandwidth_bytes_per_second is None:
+        if not fabric(name).has_figures:
             with pytest.raises(ProfileError, match=name):
                 fabric_model(name)
         else:

@@ -84,6 +84,37 @@ def test_legend_of_a_mesh_names_the_stages_of_each_colour(stages: int, devices: 
         assert any(re.fullmatch(r"host 1, pp \d+(–\d+)?", item.text or "") for item in root) or stages == 2
 
 
+@pytest.mark.parametrize(
+    ("ranks", "devices", "heading"),
+    [(1, 1, "1 rank on 1 host"), (36, 36, "36 ranks on 1 host"), (2048, 64, "2,048 ranks on 32 hosts"),
+     (100, 100, "100 ranks on 1 host"), (40, 100, "40 ranks on 1 host")],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["test", "long_" * 60])
+def test_mesh_is_inside_of_the_picture(name: str, ranks: int, devices: int, heading: str):
+    root = ElementTree.fromstring(pictures.mesh_picture(Mesh(dp_shard=ranks), devices_per_host=devices, name=name))
+    texts = [item for item in root if item.tag == f"{SVG}text"]
+    whole = texts[0].text or ""
+    assert whole == f"test: {heading}" if name == "test" else whole.endswith(f"…: {heading}")
+    assert max(float(item.get("x", 0)) + LETTER * len(item.text or "") for item in texts) <= 1100
+    cells = {item.text: item for item in texts if item.get("class") == "number"}
+    assert len(cells) == ranks
+
+    def bounds(item: ElementTree.Element) -> list[float]:
+        left, top, wide, high = (float(item.get(name, 0)) for name in ("x", "y", "width", "height"))
+        return [left, top, left + wide, top + high]
+
+    boxes = [bounds(item) for item in root if item.get("class") == "box"]
+    squares = [bounds(item) for item in root if item.get("width") == "27.00"]
+    assert len({tuple(square) for square in squares}) == ranks
+    for index, (left, top, right, bottom) in enumerate(squares):
+        box = boxes[index // devices]
+        assert box[0] < left and box[1] < top and right < box[2] and bottom < box[3]
+    high = float(root.get("height", 0))
+    assert all(right <= 1100 and bottom <= high for _, _, right, bottom in boxes)
+    for one, other in itertools.combinations(boxes, 2):
+        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
 @pytest.mark.parametrize("name", ["tp", "between 32 and 64", "dp_replicate+dp_shard+tp"])
 def test_labels_of_rows_are_beside_their_bars(name: str):
     record = Copy(stream=0, direction="device_to_device", bytes=1, blocking=False, module="", phase="forward")

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from legoai.dsl.fixing import fixed
 from legoai.dsl.formatting.formatter import FormattingError, check_format, format_text
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.sources import Source
 from legoai.dsl.frontend.suppress import suppressions
-from legoai.dsl.lint import lint
+from legoai.dsl.lint import Linted, lint
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from support import ROOT
 
@@ -27,6 +29,33 @@ def lines(text: str) -> list[tuple[str, int]]:
 
 
 SHADOWED = "checkpoint {\n  layers.* = full\n  layers.{0..3} = none\n}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("clip (norm = 1)  # legoai: ignore[LP801]\n", "clip (norm = 1)\n"),
+        ("clip (norm = 1)  # legoai: ignore[LP801] because \nlet a = 1\n", "clip (norm = 1)\nlet a = 1\n"),
+        ("clip (norm = 1)\t# legoai: ignore[ LP801, ]", "clip (norm = 1)"),
+        ("  # legoai: ignore[LP801]\nclip (norm = 1)\n", "clip (norm = 1)\n"),
+        ("clip (norm = 1)\n# legoai: ignore[LP801]", "clip (norm = 1)\n"),
+        ("clip (norm = 1)  # as usual  # legoai: ignore[LP801] #12\n", "clip (norm = 1)  # as usual\n"),
+        ("clip (norm = 1)  # legoai: ignore[LP801]  # as usual\n", "clip (norm = 1)  # as usual\n"),
+        ("clip (norm = 1)  # legoai: ignore[LP801, LP802]\n", "clip (norm = 1)\n"),
+        ("let a = 1  # legoai: ignore[LP801, LP901]\n", "let a = 1  # legoai: ignore[LP901]\n"),
+        ("let a = 1  # legoai: ignore[LP901,LP801]\n", "let a = 1  # legoai: ignore[LP901]\n"),
+        ("let a = 1  # legoai: ignore[LP802, LP901 LP801]\n", "let a = 1  # legoai: ignore[LP901]\n"),
+    ],
+)
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_unused_suppressions_are_deleted_without_a_rest(before: str, after: str, end: str):
+    def again(text: str) -> Linted:
+        return lint(text, "t.plan", directory=Path())
+
+    source = Source("t.plan", (HEAD + before).replace("\n", end), None)
+    text, linted = fixed(source, again(source.text), again, lambda item: item.code[:3] == "LP9", unsafe=True)
+    assert text == (HEAD + after).replace("\n", end)
+    assert not {"LP903", "LP905"} & {item.code for item in linted.diagnostics}
 
 
 def test_trailing_comment_suppresses_on_its_line():

@@ -388,8 +388,10 @@ def test_settings_replace_what_the_function_says():
     assert list(found.values()) == ["70B", 4, "none"]
     [problem] = config_of("pass", training__stepz="1").diagnostics
     assert problem.message == "TorchTitan has no option `training.stepz`"
-    [problem] = config_of("pass", training__steps="many").diagnostics
+    config = config_of("pass", training__steps="many")
+    [problem] = config.diagnostics
     assert problem.message == '`training.steps` takes a whole number, not `"many"`'
+    assert config.settings[problem.label.span.file] == "training.steps=many"
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,12 @@ def test_the_page_names_shapes_lines_and_defaults(analysis: Analysis):
     [
         ("layers.0.atention.wq", "did you mean `attention`?"),
         ("layers.9", "`layers` holds `0`, `1`, `2`, `3`"),
-        ("layers.*", "`layers` holds"),
+        ("layers.40", "`layers` holds `0`, `1`, `2`, `3`"),
+        ("layers.*", "a pattern; name one module or parameter, such as `layers.0`"),
+        ("layers.{1..2}.attention.wq", "such as `layers.1.attention.wq`"),
+        ("**.weight", "such as `tok_embeddings.weight`"),
+        ("layers.{7..9}.attention.wq", "`layers` holds `0`, `1`, `2`, `3`"),
+        ("layers.{0", "`layers` holds `0`, `1`, `2`, `3`"),
         ("output.bias", "`output` holds `weight`"),
         ("", "holds"),
     ],

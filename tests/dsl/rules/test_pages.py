@@ -31,7 +31,6 @@ batch   (global = 256, micro = 1, seq_len = 8192)
 
 WITHOUT_EXAMPLE = {
     "LP313": "needs a device's file",
-    "LP314": "needs a device's file",
     "LP319": "needs a device's file",
     "LP316": "every built-in model calls attention without mask and dropout",
     "LP318": "every built-in model combines tokens by attention alone",

@@ -204,6 +204,24 @@ def test_standard_layout_can_be_expanded(editor: tuple[Client, str]):
     assert before.shard == behind.shard
 
 
+def test_every_standard_layout_that_a_selection_touches_can_be_expanded(editor: tuple[Client, str]):
+    server, name = editor
+    text = STANDARD + "\nfsdp blocks on dp_shard\nclip (norm = 1.0)\n"
+    server.change(name, text)
+    last = STANDARD.count("\n") - 1
+    titles = ["Write out the rules of `standard`", "Write out the rules of `blocks`"]
+    for first, end, offered in (
+        ((0, 0), (99, 0), titles),
+        ((last, 8), (last + 2, 4), titles),
+        ((0, 0), (last, 8), titles[:1]),
+        ((last + 1, 0), (last + 2, 0), titles[1:]),
+        ((last + 3, 0), (99, 0), []),
+    ):
+        place = {key: dict(zip(("line", "character"), at, strict=True)) for key, at in (("start", first), ("end", end))}
+        actions = server.on("codeAction", name, range=place, context={"diagnostics": [], "only": ["refactor"]})
+        assert [item["title"] for item in actions] == offered
+
+
 @pytest.mark.parametrize(("marked", "word"), [("fs|dp on", "fsdp"), ("un|it", "unit"), ("dp_sh|ard = 4", "dp_shard")])
 def test_hover_shows_the_page_of_explain(editor: tuple[Client, str], marked: str, word: str):
     server, name = editor

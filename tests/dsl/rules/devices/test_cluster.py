@@ -10,7 +10,7 @@ import pytest
 
 from legoai.cost.profiles import profile_names, shipped_file
 from legoai.dsl.lint import lint
-from legoai.specs.cluster import catalogue, device_names
+from legoai.specs.cluster import catalogue, device_names, fabric, fabric_names
 from support.rule_plans import codes, diagnostics, message, place
 
 
@@ -161,6 +161,19 @@ def test_device_file_without_profile_is_a_warning(statement: str, labels: list[s
     assert "`legoai calibrate -o ours.toml`" in found.help[0]
     (tmp_path / "ours.toml").write_text(text, encoding="utf-8")
     assert "LP314" not in codes(plan, tmp_path), "the catalogue's device of that name has a profile"
+
+
+@pytest.mark.parametrize("name", fabric_names())
+def test_fabric_without_figures_is_a_warning(name: str) -> None:
+    plan = f"cluster h100_sxm(hosts = 2, fabric = {name})\nmesh (dp_shard = 16)\nrequire step_time <= 1s"
+    found = [item for item in diagnostics(plan) if item.code in ("LP314", "LP315")]
+    assert bool(found) is not fabric(name).has_figures
+    assert "LP314" not in codes(plan.replace("hosts = 2", "hosts = 1").replace("16", "8")), "nothing is sent over it"
+    for item in found:
+        assert (item.code, item.severity, place(plan, "LP314")) == ("LP314", "warning", name)
+        assert item.message.endswith(f"the fabric `{name}`: the plan can be lowered and run, and not costed")
+        assert [label.text for label in item.others] == ["is not tested"]
+        assert "`infiniband_ndr`" in item.help[0] and "`loopback`" not in item.help[0]
 
 
 def test_a_damaged_profile_is_a_warning(tmp_path: Path) -> None:
