@@ -42,8 +42,8 @@ def cached_or_inspected(
 ) -> Manifest:
     """Return the manifest from the cache, or inspect the model; see `load_manifest`."""
     base_directory = base_directory.resolve()
-    file = _entry(source, base_directory, cache_directory, steps=steps)
-    cached = _read_entry(file)
+    file = _entry(source, base_directory, cache_directory)
+    cached = _read_entry(file, steps=steps)
     if cached is not None:
         return cached
     if announce is not None:
@@ -52,7 +52,7 @@ def cached_or_inspected(
     if "error" in reply:
         raise ManifestError(**reply["error"])
     manifest = Manifest(reply["manifest"])
-    _write_entry(file, reply)
+    _write_entry(file, {**reply, "steps": steps})
     return manifest
 
 
@@ -62,13 +62,13 @@ def is_cached(source: ModelSource, *, base_directory: Path) -> bool:
     Raises:
         ManifestError: as `_key` does.
     """
-    return _read_entry(_entry(source, base_directory.resolve(), None, steps=False)) is not None
+    return _read_entry(_entry(source, base_directory.resolve(), None), steps=False) is not None
 
 
-def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None, *, steps: bool) -> Path | None:
+def _entry(source: ModelSource, base_directory: Path, cache_directory: Path | None) -> Path | None:
     """Return the file of a model's entry; None where nothing can be cached."""
     directory = cache_directory or default_cache_directory()
-    name = f"{_key(source, base_directory)}{'-steps' if steps else ''}.json"
+    name = f"{_key(source, base_directory)}.json"
     return None if directory is None else directory / name
 
 
@@ -192,13 +192,15 @@ def _special_float(item: dict[str, Any]) -> Any:
     return float(value) if len(item) == 1 and value in ("Infinity", "-Infinity", "NaN") else item
 
 
-def _read_entry(file: Path | None) -> Manifest | None:
-    """Return the manifest of a cache entry that is complete and whose dependencies are unchanged."""
+def _read_entry(file: Path | None, *, steps: bool) -> Manifest | None:
+    """Return the manifest of a cache entry that is complete, tells enough, and whose dependencies are unchanged."""
     if file is None:
         return None
     try:
         entry = json.loads(file.read_bytes())
         names, values = entry["environment"]
+        if steps and not entry["steps"]:
+            return None
         if environment_digest(names, _environment()) != values or not unchanged(entry["dependencies"]):
             return None
         return Manifest(entry["manifest"])

@@ -268,8 +268,8 @@ def test_steps_are_looked_at_where_that_is_asked_for(workplace):
         workplace.load("python", "factories.counting:build", steps=steps).step_changes
         for steps in (False, True, True, False)
     ]
-    assert asked[0] is asked[3] is None
-    assert asked[1] == asked[2] == "each forward sets `calls` anew, which a graph does not"
+    assert asked[0] is None
+    assert set(asked[1:]) == {"each forward sets `calls` anew, which a graph does not"}
     assert len(workplace.announced) == 2
 
 
