@@ -69,7 +69,10 @@ class RecomputedCalls:
 
 
 def saved_outputs(rank: RankEstimate, causes: Causes) -> tuple[SavedOutputs, ...]:
-    """Return what checkpointed modules save, as far as it is held at the peak of a rank; most bytes first."""
+    """Return what checkpointed modules computed in forward and is held at the peak of a rank; most bytes first.
+
+    The trace does not record which module saves a tensor: that may be another one than computed it.
+    """
     recomputing = recomputed_modules(causes.analysis)
     found: defaultdict[tuple[str, str, Cause], list[LiveStorage]] = defaultdict(list)
     for storage in rank.memory.live:

@@ -8,9 +8,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.unsupported import Unsupported
-
-_OF_VALUES: Final = ("Tensor.item() cannot", "copy out of meta tensor", "convert meta device")
-"""What torch raises where the value of a tensor on the meta device is read."""
+from legoai.specs.models.manifests.values_read import reads_a_value
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
@@ -57,7 +55,7 @@ def help_to_follow(analysis: Analysis) -> tuple[str, ...]:
 def reads_values(analysis: Analysis) -> bool:
     """Whether forward cannot be followed because it reads values of tensors, by which it may decide what it calls."""
     error = None if analysis.manifest is None else analysis.manifest.flow_error
-    return shaped_by_values(analysis) is not None or (error is not None and any(text in error for text in _OF_VALUES))
+    return shaped_by_values(analysis) is not None or (error is not None and reads_a_value(error))
 
 
 def shaped_by_values(analysis: Analysis) -> str | None:

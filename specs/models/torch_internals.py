@@ -91,6 +91,28 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(own) or any(map(has_gradient_hooks, module.parameters(recurse=False)))
 
 
+def has_backward_hooks(module: torch.nn.Module) -> bool:
+    """Whether something is called with the gradients of a module's results or inputs."""
+    return bool(module._backward_pre_hooks or module._backward_hooks)
+
+
+def why_not_one_graph(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return why torch's compiler does not trace the call of a module as one graph; None where it does."""
+    import torch._dynamo
+
+    def called() -> Any:
+        return module(*args, **kwargs)
+
+    try:
+        with torch.no_grad():
+            torch.compile(called, backend="eager", fullgraph=True)()
+    except torch._dynamo.exc.Unsupported as error:
+        return str(error).partition("\n")[0]
+    except Exception:  # on the meta device the graph may fail where it would not in a run
+        return None
+    return None
+
+
 def whole_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which this one is a view; None where it is not a view."""
     with DisableTorchFunction():  # otherwise a mode would observe it as an operation of the model
@@ -124,6 +146,23 @@ def attributes_hidden(hides: Callable[[torch.nn.Module, str, FrameType | None], 
     finally:
         del module_class.__getattribute__
         module_class.__getattr__ = get_other  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def assignments_noted(note: Callable[[torch.nn.Module, str, Any], None]) -> Iterator[None]:
+    """Call a function before an attribute of a module is assigned, with the module, the name and the value."""
+    module_class = torch.nn.Module
+    assign = module_class.__setattr__
+
+    def noted(module: torch.nn.Module, name: str, value: Any) -> None:
+        note(module, name, value)
+        assign(module, name, value)
+
+    module_class.__setattr__ = noted  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        module_class.__setattr__ = assign  # type: ignore[method-assign]
 
 
 def _caller() -> FrameType | None:
@@ -179,8 +218,10 @@ __all__ = [
     "OpOverload",
     "OperatorMode",
     "as_if_traced",
+    "assignments_noted",
     "attributes_hidden",
     "autocast_without_device",
+    "has_backward_hooks",
     "has_gradient_hooks",
     "has_hooks",
     "import_compiler",
@@ -192,4 +233,5 @@ __all__ = [
     "tree_leaves",
     "tree_map",
     "whole_of",
+    "why_not_one_graph",
 ]

@@ -39,9 +39,9 @@ def untrained_parameters(analysis: Analysis) -> frozenset[str]:
 
 
 def embedding_with(analysis: Analysis, option: str) -> str | None:
-    """Return the path of a trained embedding whose constructor was given an option such as `sparse`."""
+    """Return the path of a trained embedding or bag of embeddings with an option such as `sparse`."""
     modules = () if analysis.manifest is None else analysis.manifest.modules.values()
-    chosen = (module for module in modules if module.kind == "embedding" and module.attributes.get(option))
+    chosen = (module for module in modules if module.attributes.get(option))
     untrained = untrained_parameters(analysis)
     return next((module.path for module in chosen if module.child_path("weight") not in untrained), None)
 

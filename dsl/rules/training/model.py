@@ -157,7 +157,9 @@ class RefusedInputs(Check):
 
 
 class SparseGradients(Check):
-    """An embedding whose gradient is a sparse tensor, `nn.Embedding(…, sparse = True)`.
+    """A parameter whose gradient is a sparse tensor, as that of `nn.Embedding(…, sparse = True)` is.
+
+    An `nn.EmbeddingBag`, `F.embedding` and `F.embedding_bag` take the same argument.
 
     The norm of gradients, units, DTensors and most optimizers take dense gradients.
     """
@@ -166,13 +168,14 @@ class SparseGradients(Check):
     slug = "sparse-gradients"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        found = embedding_with(analysis, "sparse")
+        asked = () if analysis.manifest is None else analysis.manifest.sparse_gradients
+        found = embedding_with(analysis, "sparse") or next(iter(asked), None)
         if found is not None:
             yield self.at(
                 analysis.span_of(analysis.plan.model, "target"),
                 f"`{found}` has a sparse gradient, of which no norm can be computed",
                 label="a training would fail at its first step",
-                help=["give the embedding no `sparse = True`"],
+                help=["give the embedding, or the function that looks its rows up, no `sparse = True`"],
             )
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import decided, listed, replacement, written
+from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
 from legoai.dsl.analysis.optimizer import distributing_statement, parameter_rules, update_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -213,5 +215,46 @@ class FusedSgdOfDTensors(Check):
             label="no sharding strategy",
             others=[Label(analysis.span_of(statement), "makes DTensors of parameters")],
             help=["leave `fused` out: `foreach` kernels update all parameters of a kind at once"],
+            fix=replacement(algorithm, "fused", "false"),
+        )
+
+
+class FusedComplex(Check):
+    """Parameters of complex numbers whose update is computed by fused kernels.
+
+    PyTorch's fused kernels take real numbers only (PyTorch 2.13). `adam` and `adamw` are fused by default.
+
+    With `fused = false` the parameters of a kind are updated by a few `foreach` kernels, which take complex numbers as
+    pairs of real ones. Under `fsdp` and `replicate` all parameters are of real numbers, see `other-dtype-under-fsdp`.
+    """
+
+    code = "LP678"
+    slug = "fused-complex"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, optimizer = analysis.manifest, analysis.plan.optimizer
+        if manifest is None or analysis.plan.fsdp is not None or analysis.plan.replicate is not None:
+            return
+        algorithm, untrained = optimizer.algorithm, untrained_parameters(analysis)
+        found = {
+            module.child_path(item.name): item.dtype
+            for module in manifest.modules.values()
+            for item in module.parameters
+            if item.dtype.startswith("complex") and module.child_path(item.name) not in untrained
+        }
+        if not found:
+            return
+        rules = parameter_rules(analysis)
+        fused = [path for path in found if update_of(rules.get(path), algorithm).get("fused")]
+        if not fused:
+            return
+        named = list(dict.fromkeys(general(manifest, path) for path in fused))
+        yield self.at(
+            analysis.span_of(algorithm if written(algorithm, "fused") else optimizer, "fused"),
+            f"{listed(named)} {'are' if len(named) > 1 else 'is'} of {found[fused[0]]}, and fused kernels update real "
+            "numbers only",
+            label="updates by fused kernels",
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), "this model")],
+            help=[f"write `{algorithm.name}(…, fused = false)`: `foreach` kernels take complex numbers"],
             fix=replacement(algorithm, "fused", "false"),
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from legoai.dsl.analysis.compiled_checkpoints import compiled_after_checkpoint
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules, compiler_budgets
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
@@ -22,7 +23,6 @@ from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Item, Line, Note, Statement, call, literal, quoted
 from legoai.lowering.emit.held_modules import blocks_of, where_held
 from legoai.specs.directives.base import PathRule
-from legoai.specs.directives.checkpoint import Selective
 from legoai.specs.directives.compile import AotEager, Inductor
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise
 
@@ -54,7 +54,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         draft.imports.name("legoai.runtime", "overlap_tensor_parallel")
         body.append(Line(call("overlap_tensor_parallel", 'mesh["tp"]'), "", lowering.note(directive, "async_tp")))
     body += _waits(lowering, draft, compiled)
-    selective = {path: rule for path, rule in compiled.items() if _is_selective(recomputed.get(path))}
+    after = compiled_after_checkpoint(lowering.analysis)
+    selective = {path: rule for path, rule in compiled.items() if path in after}
     whole = {path: rule for path, rule in compiled.items() if path in recomputed and path not in selective}
     first = {path: rule for path, rule in compiled.items() if path not in selective} if whole else {}
     then = {path: rule for path, rule in compiled.items() if path not in first}
@@ -91,10 +92,6 @@ def _options_of_regions(rule: PathRule[Any]) -> tuple[Item, ...]:
         "see `compile-under-graph`"
     )
     return (Item(quoted(_MODES[treatment.mode]), "mode="),) if treatment.mode in _MODES else ()
-
-
-def _is_selective(rule: PathRule[Any] | None) -> bool:
-    return rule is not None and isinstance(rule.treatment, Selective)
 
 
 def _calls(lowering: Lowering, draft: Draft, compiled: Rules) -> list[Statement]:

@@ -40,7 +40,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, reads_from
 
-FORMAT = 25
+FORMAT = 26
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -154,10 +154,10 @@ class ModuleInfo:
     attributes: Mapping[str, Scalar]
     """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks; result_use, what forward does
     with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
-    scale_grad_by_freq where set. `norm`: dim, eps. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values
-    have another width, rope_head_dim where some features are rotated, those of keys shared by all heads. `moe`:
-    n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels. `other`: recurrent, of an
-    `nn.RNNBase`. A name is absent when it could not be told."""
+    scale_grad_by_freq where set, also of an `nn.EmbeddingBag`. `norm`: dim, eps. `attention`: n_heads, n_kv_heads,
+    head_dim; v_head_dim where values have another width, rope_head_dim where some features are rotated, those of keys
+    shared by all heads. `moe`: n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels.
+    `other`: recurrent, of an `nn.RNNBase`. A name is absent when it could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int
@@ -185,6 +185,11 @@ class ModuleInfo:
     """What is changed in place; noted for models of other authors."""
     changed_parameters: tuple[str, ...] = ()
     """Parameters that forward itself changes: names relative to the module, or whole paths of those not below it."""
+    assigned: tuple[str, ...] = ()
+    """Attributes of modules that its call assigns, those of its hooks and of the modules inside included; names as of
+    `changed_parameters`."""
+    backward_hooks: bool = False
+    """Whether hooks are called with the gradients of its results or inputs."""
     torch_forward: bool = False
     """Whether a module with children computes by a forward of `torch.nn`; noted for models of other authors."""
     takes: Shape | None = None
@@ -224,6 +229,8 @@ class _Template:
             "attention_calls": calls_from(raw.get("attention_calls", ())),
             "changes": changes_from(raw.get("changes")),
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
+            "assigned": tuple(raw.get("assigned", ())),
+            "backward_hooks": raw.get("backward_hooks", False),
             "torch_forward": raw.get("torch_forward", False),
             "takes": shape_from(raw.get("takes")),
             "gives": shape_from(raw.get("gives")),
@@ -358,6 +365,10 @@ class Manifest:
             one of equal modules."""
             self.step_changes: str | None = raw.get("step_changes")
             """What differs between the steps of a training, or None; only looked for where that was asked for."""
+            self.sparse_gradients: tuple[str, ...] = tuple(raw.get("sparse_gradients", ()))
+            """Parameters for which forward asks a sparse gradient."""
+            self.graph_break: tuple[str, str] | None = tuple(raw["graph_break"]) if "graph_break" in raw else None
+            """A module whose own forward reads a value, so that it is not compiled as one graph, and torch's reason."""
             self.left_on_meta = left_from(raw.get("left_on_meta", {}))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]

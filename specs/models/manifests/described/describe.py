@@ -17,7 +17,7 @@ from legoai.specs.models.manifests.described.followed import Followed, follow, r
 from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
 from legoai.specs.models.reads import Tokens, described
-from legoai.specs.models.torch_internals import BatchNorm, Dropout, has_hooks
+from legoai.specs.models.torch_internals import BatchNorm, Dropout, has_backward_hooks, has_hooks
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -63,12 +63,11 @@ def describe(
     blocks = [paths[block] for container in _block_lists(model) for block in container.children()]
     is_staged = shapes and isinstance(reads_of(model), Tokens)  # it may be, by a pipeline
     noted = outside_of_blocks(model, blocks) if is_staged else {}
-    around = {above for path in blocks for above in _above(path)} if is_staged else ()
+    outside = {above for path in blocks for above in _above(path)}
     routed = [module for module in model.modules() if _experts(module) is not None or _holds_experts(module)]
     hooked = () if first_values is None else first_values.hooked
-    return _Describer(model, follow(model, noted, routed, around, steps=steps), shapes=shapes).manifest(
-        source, unfilled, hooked
-    )
+    followed = follow(model, noted, routed, outside if is_staged else (), outside, steps=steps)
+    return _Describer(model, followed, shapes=shapes).manifest(source, unfilled, hooked)
 
 
 def _unfilled(model: nn.Module, first_values: FirstValues) -> list[str]:
@@ -135,6 +134,10 @@ class _Describer:
             raw["attribute_reads"] = self.followed.attribute_reads
         if self.followed.step_changes is not None:
             raw["step_changes"] = self.followed.step_changes
+        if self.followed.sparse_gradients:
+            raw["sparse_gradients"] = self.followed.sparse_gradients
+        if self.followed.graph_break is not None:
+            raw["graph_break"] = self.followed.graph_break
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
         # Through JSON, so that a fresh manifest equals one that was stored.
@@ -177,10 +180,15 @@ class _Describer:
             raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
         if self.shapes and self.paths[module] in self.followed.changes:
             raw["changes"] = self.followed.changes[self.paths[module]]
-        changed = self.followed.changed_parameters.get(self.paths[module], ())
-        if changed:
-            prefix = f"{self.paths[module]}." if self.paths[module] else ""
-            raw["changed_parameters"] = [path.removeprefix(prefix) for path in changed]
+        prefix = f"{self.paths[module]}." if self.paths[module] else ""
+        for name, by_module in (
+            ("changed_parameters", self.followed.changed_parameters),
+            ("assigned", self.followed.assigned),
+        ):
+            if found := by_module.get(self.paths[module]):
+                raw[name] = [path.removeprefix(prefix) for path in found]
+        if has_backward_hooks(module):
+            raw["backward_hooks"] = True
         if self.shapes and children and _is_of_torch(type(module)):
             raw["torch_forward"] = True
         if self.shapes and followed and call.feature_uses:
@@ -233,8 +241,6 @@ class _Describer:
             found = {"recurrent": True}
         elif isinstance(module, nn.Embedding):
             found = {"num_embeddings": module.num_embeddings, "embedding_dim": module.embedding_dim}
-            chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
-            found |= {name: value for name, value in chosen.items() if value not in (None, False)}
         elif isinstance(module, _CONVOLUTIONS):
             found = {"in_channels": module.in_channels, "out_channels": module.out_channels}
         elif kind == "norm":
@@ -258,6 +264,9 @@ class _Describer:
         elif kind == "experts":
             stacked = next((len(p) for p in module._parameters.values() if p is not None and p.ndim == 3), None)
             found = {"n_experts": _integer(_N_EXPERTS, module, config) or stacked}
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
+            found |= {name: value for name, value in chosen.items() if value not in (None, False)}
         return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
     def _tied(self) -> list[list[str]]:

@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
+from legoai.specs.models.manifests.described.assigned_attributes import AssignedAttributes
 from legoai.specs.models.manifests.described.attribute_reads import AttributeReads
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
+from legoai.specs.models.manifests.described.failing_module import FailingModule
 from legoai.specs.models.manifests.described.failing_operator import FailingOperator
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.functions import tensors_in
@@ -27,6 +29,7 @@ from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.last_layer import use_of_result
 from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
+from legoai.specs.models.manifests.described.sparse_gradients import SparseGradients
 from legoai.specs.models.manifests.described.step_changes import step_changes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
@@ -73,6 +76,12 @@ class Followed:
     """Modules, each with another inside of it and the attribute of that which its forward reads."""
     step_changes: str | None = None
     """What differs between the steps of a training, or None; it is only looked for where that is asked for."""
+    assigned: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Paths of the attributes of modules that the call of a module assigns, by its path."""
+    sparse_gradients: Sequence[str] = ()
+    """The parameters for which forward asks a sparse gradient."""
+    graph_break: tuple[str, str] | None = None
+    """As `Manifest.graph_break`."""
 
 
 @autocast_without_device()
@@ -81,6 +90,7 @@ def follow(
     noted: Mapping[str, nn.Module],
     routed: Sequence[nn.Module],
     around: Collection[str],
+    outside: Collection[str],
     *,
     steps: bool,
 ) -> Followed:
@@ -94,11 +104,13 @@ def follow(
         noted: the modules, by path, whose shapes are recorded too.
         routed: the modules that send tokens to experts.
         around: paths of those whose reads of attributes of modules inside are recorded.
+        outside: paths of the modules around repeated blocks.
         steps: whether to look for what differs between steps.
     """
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
-    failing, plain = FailingOperator(), PlainTensors(model)
+    failing, plain, failing_module = FailingOperator(), PlainTensors(model), FailingModule(model, outside)
+    graph_break: tuple[str, str] | None = None
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -111,6 +123,9 @@ def follow(
                 with (
                     torch.no_grad(),
                     failing,
+                    failing_module,
+                    SparseGradients(model) as sparse,
+                    AssignedAttributes(model) as assigned,
                     UpdatedBuffers(model) as updated,
                     ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
@@ -134,8 +149,11 @@ def follow(
                     plain_tensors=tuple(plain.read),
                     attribute_reads=_attribute_reads(model, inputs, around),
                     step_changes=step_changes(model, inputs) if steps and unfit is None else None,
+                    assigned=assigned.by_module,
+                    sparse_gradients=sparse.names,
                 )
             except Exception as raised:
+                graph_break = graph_break or failing_module.graph_break(raised)
                 errors.setdefault(sizes, raised)
     # Reasons that differ by numbers are one.
     reasons = {re.sub(r"\d+", "", reason): reason for reason in map(_reason, reversed(errors.values()))}
@@ -146,6 +164,7 @@ def follow(
     return Followed(
         error=f"forward failed on the meta device: {'; '.join(reversed(reasons.values()))}{advice}",
         shaped_by=failing.shaped_by,
+        graph_break=graph_break,
         unfit=_unfit_by_values(model),
         plain_tensors=tuple(plain.read),
     )

@@ -73,3 +73,11 @@ def test_frequencies_of_tokens_are_not_counted_on_pieces():
         f"{counted}mesh (cp = 2, dp_shard = 4)\ncontext on cp\nfsdp on dp_shard {{ root = unit }}\n"
     )
     assert "LP320" not in codes(counted + SHARDS)
+
+
+@pytest.mark.parametrize(("rows", "named"), [("sparse_bag", "embedding"), ("sparse_function", "embedding.weight")])
+def test_sparse_gradients_of_bags_and_functions_are_refused(rows: str, named: str):
+    given = f'model python("support.untraced:build", rows = "{rows}")\n'
+    with pytest.raises(AssertionError, match=f"LP232 `{named}` has a sparse gradient"):
+        codes(given)
+    assert codes(given.replace(rows, ""))

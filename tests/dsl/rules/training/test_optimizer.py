@@ -70,3 +70,30 @@ def test_low_precision_optimizer_state_is_refused(state: str) -> None:
         f"`state = {state}` is not lowered"
     )
     assert "LP010" not in codes("optimizer adamw(lr = 3e-4)")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "is_refused"),
+    [
+        ("adamw(lr = 0.01)", True),
+        ("adam(lr = 0.01)", True),
+        ("adamw(lr = 0.01, fused = false)", False),
+        ("sgd(lr = 0.01)", False),
+        ("sgd(lr = 0.01, fused = true)", True),
+    ],
+)
+def test_complex_parameters_are_not_updated_by_fused_kernels(optimizer: str, is_refused: bool) -> None:
+    given = f'model python("support.untraced:build", what = "complex")\noptimizer {optimizer}\n'
+    assert ("LP678" in codes(given)) is is_refused
+    assert "LP678" not in codes(given.replace("complex", ""))
+    parameter = torch.ones(2, dtype=torch.complex64, requires_grad=True)
+    parameter.grad = torch.ones(2, dtype=torch.complex64)
+    algorithm = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[
+        optimizer.partition("(")[0]
+    ]
+    if is_refused:
+        with pytest.raises(RuntimeError, match="fused=True"):
+            algorithm([parameter], lr=0.01, fused=True).step()
+        return
+    algorithm([parameter], lr=0.01, foreach=True).step()
+    assert not torch.equal(parameter, torch.ones(2, dtype=torch.complex64))
