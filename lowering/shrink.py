@@ -17,6 +17,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
+from legoai.dsl.analysis.parallelism.graph import traces
 from legoai.dsl.analysis.stages.pipeline import first_modules, stage_count
 from legoai.lowering.shrink_blocks import (
     Blocks,
@@ -173,6 +174,8 @@ def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
     smallest = dict.fromkeys(AXES, 1)
     if plan.pipeline is not None and isinstance(plan.pipeline.schedule, OrderFile):
         sizes["pp"] = smallest["pp"] = mesh.pp
+    if (gathered := _gathered_axis(plan)) is not None:
+        smallest[gathered] = 2
     if _in_groups(plan) and mesh.dp_shard > 2:
         sizes["dp_shard"] = 4
     if mesh.ep > 1 and mesh.ep < mesh.dp_shard * mesh.cp and sizes["dp_shard"] * sizes["cp"] == 2:
@@ -182,7 +185,7 @@ def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
         needed = math.prod(size for name, size in sizes.items() if name != "ep")
         if needed <= ranks:
             break
-        if sizes[axis] > 2 and needed * 2 // sizes[axis] <= ranks:
+        if sizes[axis] > 2 and (needed * 2 // sizes[axis] <= ranks or axis == gathered):
             changes.append(f"`{axis}` = 2 has no sub-groups: {needed} ranks would be needed, {ranks} are allowed")
             sizes[axis] = 2
         elif sizes[axis] > smallest[axis]:
@@ -190,7 +193,9 @@ def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
             sizes[axis] = smallest[axis]
     needed = math.prod(size for name, size in sizes.items() if name != "ep")
     if needed > ranks:
-        raise CannotShrinkError(f"the order file is for {mesh.pp} ranks, and {ranks} are allowed")
+        held = [f"the order file is for {mesh.pp} ranks"] if smallest["pp"] > 1 else []
+        held += [] if gathered is None else [f"`backend = graph` gathers over two ranks of `{gathered}` at least"]
+        raise CannotShrinkError(f"{' and '.join(held)}, and {ranks} {'is' if ranks == 1 else 'are'} allowed")
     if mesh.ep > 1:
         everyone = sizes["dp_shard"] * sizes["cp"]
         sizes["ep"] = everyone if mesh.ep == mesh.dp_shard * mesh.cp else min(2, everyone)
@@ -198,6 +203,14 @@ def _mesh(plan: Plan, ranks: int, changes: list[str]) -> Mesh:
     if words:
         changes.insert(0, f"mesh: {', '.join(words)}; {needed} {'rank' if needed == 1 else 'ranks'}")
     return changed(mesh, **sizes)
+
+
+def _gathered_axis(plan: Plan) -> str | None:
+    """Return the axis over which a step that is one graph gathers parameters; None for other plans."""
+    if plan.fsdp is None or not traces(plan):
+        return None
+    sharded = (axis for axis in ("dp_shard", "cp") if axis in plan.fsdp.axes)
+    return next((axis for axis in sharded if plan.mesh.size(axis) > 1), None)
 
 
 def _in_groups(plan: Plan) -> bool:

@@ -117,6 +117,25 @@ pipeline on pp
     assert one.plan.pipeline is None
 
 
+def test_a_graph_keeps_two_ranks_to_gather_over():
+    body = """
+mesh (pp = 4, dp_shard = 8, tp = 8)
+shard on tp { layers.*.feed_forward.{w1, w3} = colwise, layers.*.feed_forward.w2 = rowwise }
+fsdp on dp_shard (backend = graph) { layers.* = unit(reshard = RESHARD), root = unit }
+pipeline on pp
+"""
+    whole = body.replace("RESHARD", "after_backward")
+    assert big(whole, ranks=4).plan.mesh.used() == ("pp", "dp_shard")
+    assert big(whole, ranks=2).plan.mesh.used() == ("dp_shard",)
+    parts = big(body.replace("RESHARD", "4").replace("pp = 4, ", "").replace("pipeline on pp", ""), ranks=2)
+    assert parts.plan.mesh.used() == ("dp_shard",)
+    assert "`dp_shard` = 2 has no sub-groups: 8 ranks would be needed, 2 are allowed" in parts.changes
+    with pytest.raises(CannotShrinkError, match="gathers over two ranks of `dp_shard` at least, and 1 is allowed"):
+        big(whole, ranks=1)
+    by_context = "mesh (cp = 8, tp = 8)\ncontext on cp\nfsdp on cp (backend = graph) { layers.* = unit, root = unit }\n"
+    assert big(by_context, ranks=2).plan.mesh.used() == ("cp",)
+
+
 def test_heads_keep_group_ratio_and_share_per_rank():
     config = big(f"mesh (tp = 8)\n{SEQUENCE_PARALLEL}").plan.model.source().config()
     assert isinstance(config, LlamaConfig)
