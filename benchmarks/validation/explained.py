@@ -28,13 +28,14 @@ PEERS: Final[Mapping[str, str]] = {
 EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "torchtitan": (
         "0060 and 0061 (FSDP2 with two-way sequence parallelism, March 2024, published as checkpointing whole blocks) "
-        "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, do not. "
-        "It is not known which tensors the code of that week saved.",
+        "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, hold "
+        "10 GiB more than predicted. It is not known which tensors the code of that week saved. Until 30 November 2026 "
+        "the plans of 0062 and 0063 kept all collectives, where TorchTitan names reduce-scatter alone.",
         "0066 and 0067 (November 2024) compiled the loss, which holds no copy of the logits in fp32; until 30 November "
         "2026 their plans computed it eagerly, and held 28% more than the runs.",
         "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
-        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. It is not known which "
-        "tensors pipelines of December 2024 saved.",
+        "405B runs with pipelines (0013 to 0018) hold 4 to 15 GiB more than predicted. It is not known which tensors "
+        "pipelines of December 2024 saved, nor what launched these runs on 64 hosts.",
         "0047 to 0050 ran FSDP1, whose all-gathers use memory segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
         "Runs since November 2024 (0001 to 0018, 0066 and 0067) are assumed to have had expandable segments, which "

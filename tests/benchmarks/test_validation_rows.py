@@ -233,6 +233,11 @@ def test_torchtitan_row_states_the_defaults_of_its_month(
     assert ("fused = true" in text) == fused_optimizer
 
 
+def test_torchtitan_row_keeps_what_is_reduced_but_not_what_is_gathered():
+    text = convert("torchtitan", {**TORCHTITAN, "tp": "2", "dp_shard": "4", "global_batch": "8"}).text
+    assert 'selective([attention, alternate_matmul, "_c10d_functional.reduce_scatter_tensor.default"])' in text
+
+
 def test_torchtitan_row_of_another_launcher_states_no_allocator():
     assert (
         "allocator"
