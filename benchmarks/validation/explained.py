@@ -28,28 +28,51 @@ PEERS: Final[Mapping[str, str]] = {
 EXPLAINED: Final[Mapping[str, Sequence[str]]] = {
     "torchtitan": (
         "0060 and 0061 (FSDP2 with two-way sequence parallelism, March 2024, published as checkpointing whole blocks) "
-        "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, do not. "
-        "It is not known which tensors the code of that week saved.",
-        "0066 and 0067 name no settings but the defaults: one sequence on each of 8 GPUs. 0003, software of the next "
-        "month with two sequences, holds 38.8 GiB more. Twice that, for two sequences, equals all of its memory, "
-        "parameters and optimizer state included. The two rows cannot have the same configuration.",
+        "hold twice the memory of recomputed blocks; 0062 and 0063, the same run with selective checkpointing, hold "
+        "10 GiB more than predicted. It is not known which tensors the code of that week saved. Until 30 November 2026 "
+        "the plans of 0062 and 0063 kept all collectives, where TorchTitan names reduce-scatter alone.",
+        "0066 and 0067 (November 2024) compiled the loss, which holds no copy of the logits in fp32; until 30 November "
+        "2026 their plans computed it eagerly, and held 28% more than the runs.",
         "0006 and 0007 (context parallel of 4 and 8): the measured throughput falls by more than the operations grow.",
-        "405B runs with pipelines (0013 to 0018) hold 7 GiB less to 8 GiB more than predicted. It is not known which "
-        "tensors pipelines of December 2024 saved.",
+        "405B runs with pipelines (0013 to 0018) hold 4 to 15 GiB more than predicted. It is not known which tensors "
+        "pipelines of December 2024 saved, nor what launched these runs on 64 hosts.",
         "0047 to 0050 ran FSDP1, whose all-gathers use memory segments of another stream.",
         "Compiled runs of March 2024 (0055 to 0058) reuse buffers that today's inductor keeps.",
+        "Runs since November 2024 (0001 to 0018, 0066 and 0067) are assumed to have had expandable segments, which "
+        "TorchTitan's script sets. Without them 0012, of which AsyncTP's pieces leave gaps in the segments, would be "
+        "predicted to reserve 21% more than it did. The first tables of `torchtitan_throughput` came before the script "
+        "set them; where the configurations are equal they reserved as much, to 2.3%, so that their authors may have "
+        "set them too.",
         "0012 to 0018 (AsyncTP with float8): inductor's pass of PyTorch 2.13 fuses the gathers of activations in "
-        "float8 with the products that read them. 0012 is measured 15% slower here than as 0008 of the other table; "
-        "for the same runs in 2025 (`async_tp`) the errors are 2 to 5%.",
+        "float8 with the products that read them. 0012 is measured 15% slower here than as 0008 of the other table.",
         "Delayed scales (0067) are not modelled.",
     ),
     "torchtitan_throughput": (
         "The same configurations as the first rows of the file above, measured at another time: the throughput of the "
         "two tables differs by up to 15%, most for 0008.",
+        "0001 to 0010 came before TorchTitan's script set expandable segments, and their plans state none. 0008 "
+        "reserved what 0012 of the file above did, to 0.1 GiB, and is predicted to reserve 21% more: its authors may "
+        "have set them.",
         "0009 and 0010 (405B on 16 pipeline ranks) do not state the number of micro batches. The plans have as many as "
         "pipeline ranks, TorchTitan's default; with fewer, larger ones the runs would hold more.",
         "0013 and 0014 are the runs with context parallelism of 4 and 8, and 0015 to 0018 those with pipelines and "
         "AsyncTP, described above.",
+    ),
+    "async_tp": (
+        "0009, 0010, 0015 and 0016 (float8 with scales of rows): CUTLASS's kernels of 2025 are slower than cuBLAS's "
+        "for scales of tensors, whose times the plans have; pytorch/torchtitan#1207 is about them.",
+        "0013 and 0014 (8B in float8 on eight ranks of tensor parallelism) take 12 and 14% longer than predicted, the "
+        "same runs in bf16 (0011 and 0012) 2 and 6%. It is not known which kernels take the difference.",
+    ),
+    "torchtitan_2025": (
+        "0001 to 0003 and 0013 to 0015 are three plans, each published twice, in February and March 2025: the same "
+        "memory to 0.5 GiB, and throughput that differs by 5 to 7%. H100s of 96 GB are not one machine.",
+        "0003, 0007 and 0014 have float8 with scales of rows, whose kernels of 2025 are slower than those for scales "
+        "of tensors.",
+        "0008 (Qwen3 32B on one host) ran a quarter faster than predicted with the power limit of 500 W, which is "
+        "assumed. With `h100_sxm`, of 700 W, its step is predicted 1.8% too short.",
+        "0009 to 0011 (Qwen3 32B under tensor parallelism, not compiled) gathered queries and keys of all ranks for "
+        "their norms (`NoParallel`); a plan's ranks compute those of their own heads.",
     ),
     "simplefsdp": (
         "The graph backend casts gradients where it fills the buffer of their reduction. SimpleFSDP's program had an "

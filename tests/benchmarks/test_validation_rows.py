@@ -9,7 +9,7 @@ import pytest
 from benchmarks.validation import __main__ as command
 from benchmarks.validation import predict
 from benchmarks.validation.predict import Prediction, shortened
-from benchmarks.validation.rows import Row, UnstatedError
+from benchmarks.validation.rows import Row, UnstatedError, read
 from benchmarks.validation.score import compare
 from benchmarks.validation.sources import SOURCES, nanotron
 from benchmarks.validation.statements import Stated
@@ -81,6 +81,11 @@ def diagnostics(stated: Stated) -> list[str]:
         (
             "torchtitan",
             {**TORCHTITAN, "pp": "2", "dp_shard": "4", "micro_batch": "4", "pp_schedule": "1F1B", "ac_mode": "full"},
+        ),
+        ("torchtitan_2025", {**TORCHTITAN, "model": "Qwen3", "head_dim": "32", "date": "2025-09", "ac_mode": "full"}),
+        (
+            "torchtitan_2025",
+            {**TORCHTITAN, "model": "Qwen3", "head_dim": "32", "tp": "2", "dp_shard": "4", "global_batch": "8"},
         ),
         ("nanotron", {**NANOTRON, "pp": "1", "dp_replicate": "8"}),
         ("nanotron", {**NANOTRON, "pp": "1", "dp_replicate": "8", "zero_stage": "0"}),
@@ -206,6 +211,67 @@ def test_early_torchtitan_rows_add_logits_and_side_stream_buffer():
     assert active is not None
     assert reserved is not None
     assert reserved[1] - active[1] == 100 + 4 * 2 * 1024 * 256
+
+
+@pytest.mark.parametrize(
+    ("date", "expandable", "fused_loss", "fused_optimizer"),
+    [
+        ("2024-10", False, False, False),  # of these runs it is not known whether they came before the commits
+        ("2024-11", True, True, False),
+        ("2024-12", True, False, False),
+        ("2025-03", True, False, True),
+        ("2025-06", True, True, True),
+        ("", False, False, False),
+    ],
+)
+def test_torchtitan_row_states_the_defaults_of_its_month(
+    date: str, expandable: bool, fused_loss: bool, fused_optimizer: bool
+):
+    text = convert("torchtitan", {**TORCHTITAN, "compile": "1", "date": date}).text
+    assert ("allocator (expandable_segments = true)" in text) == expandable
+    assert ("loss fused" in text) == fused_loss
+    assert ("fused = true" in text) == fused_optimizer
+
+
+def test_torchtitan_row_keeps_what_is_reduced_but_not_what_is_gathered():
+    text = convert("torchtitan", {**TORCHTITAN, "tp": "2", "dp_shard": "4", "global_batch": "8"}).text
+    assert 'selective([attention, alternate_matmul, "_c10d_functional.reduce_scatter_tensor.default"])' in text
+
+
+def test_torchtitan_row_of_another_launcher_states_no_allocator():
+    assert (
+        "allocator"
+        not in convert("torchtitan", {**TORCHTITAN, "date": "2025-06", "notes": "launched by torchrun"}).text
+    )
+
+
+def test_throughput_tables_before_the_commit_state_no_allocator():
+    rows = {**SEED, "fsdp": "8", "precision": "mixed", "compile": "no"}
+    stated = {table: convert("torchtitan_throughput", {**rows, "table": table}).text for table in ("3.4", "3.5")}
+    assert ["allocator" in text for text in stated.values()] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("precision", "notes", "tp", "stated"),
+    [
+        ("bf16+float8 tensorwise (linears)", "", "1", "float8(tensorwise)"),
+        ("bf16+float8 tensorwise (linears)", "", "2", "float8(gather = [activations])"),
+        ("bf16+float8 tensorwise (linears)", "FSDP gathers in float8", "1", "float8(gather = [weights])"),
+        ("bf16+float8 rowwise (linears)", "", "2", "float8(rowwise)"),
+    ],
+)
+def test_torchtitan_row_states_its_scales_and_gathers(precision: str, notes: str, tp: str, stated: str):
+    fields = {**TORCHTITAN, "precision": precision, "notes": notes, "tp": tp, "dp_shard": str(8 // int(tp))}
+    assert f"{{wq, wk, wv, wo}} = {stated}\n" in convert("torchtitan", {**fields, "global_batch": "8"}).text
+
+
+def test_rows_beside_the_package_are_stated_with_their_assumptions():
+    for source in ("async_tp", "torchtitan_2025"):
+        rows = read(Path(SOURCES[source].file))
+        assert len({row.id for row in rows}) == len(rows)
+        for row in rows:
+            stated = SOURCES[source].convert(row, None)
+            assert set(row.text("assumed").split("; ")) - {""} <= set(stated.assumed)
 
 
 @pytest.mark.parametrize(

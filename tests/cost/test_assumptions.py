@@ -30,3 +30,41 @@ def test_products_of_odd_sizes_are_assumed_to_be_as_fast(vocabulary: int, assume
     assert analysis is not None
     assert analysis.manifest is not None
     assert list(of_kernels(analysis.plan, analysis.manifest, Path())) == assumed
+
+
+LAYERS = """plan small
+model llama3("tiny", dim = 256, n_layers = 2, hidden_dim = {})
+cluster {}
+batch (global = 8, micro = 1, seq_len = 128)
+mesh (dp_shard = 4, tp = 2)
+shard standard on tp
+fsdp blocks on dp_shard
+{}
+"""
+
+
+def assumed_of(text: str) -> list[str]:
+    analysis = lint(text, "small.plan", directory=Path()).analysis
+    assert analysis is not None
+    assert analysis.manifest is not None
+    return list(of_kernels(analysis.plan, analysis.manifest, Path()))
+
+
+@pytest.mark.parametrize("features", [512, 520])
+def test_layers_of_odd_sizes_on_a_rank_are_assumed_to_be_as_fast(features: int):
+    odd = [
+        "products of `layers.*.feed_forward.w1`, `layers.*.feed_forward.w2` and `layers.*.feed_forward.w3`, whose "
+        "features are not a multiple of 8, are as fast as those of a multiple"
+    ]
+    assert assumed_of(LAYERS.format(features, "h100_sxm", "")) == ([] if features == 512 else odd)
+    assert assumed_of(LAYERS.format(features, "cpu(devices = 8)", "")) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "unknown"), [("tensorwise", False), ("rowwise", True), ("rowwise_with_gw_hp", True)]
+)
+def test_products_with_scales_of_rows_are_assumed_to_be_as_fast(recipe: str, unknown: bool):
+    rules = f"precision {{ layers.*.feed_forward.{{w1, w2, w3}} = float8({recipe}) }}"
+    said = "products in float8 with scales of rows are as fast as those with scales of tensors"
+    assert [line.startswith(said) for line in assumed_of(LAYERS.format(512, "h100_sxm", rules))] == [True] * unknown
+    assert assumed_of(LAYERS.format(512, "cpu(devices = 8)", rules)) == []

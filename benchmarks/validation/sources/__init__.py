@@ -42,6 +42,7 @@ class Source:
 SOURCES: Final[Mapping[str, Source]] = {
     "torchtitan": Source("runs/torchtitan.csv", torchtitan.convert),
     "async_tp": Source(str(Path(__file__).parents[1] / "async_tp.csv"), torchtitan.convert),
+    "torchtitan_2025": Source(str(Path(__file__).parents[1] / "torchtitan_2025.csv"), torchtitan.convert),
     "pytorch_fsdp": Source(str(Path(__file__).parents[1] / "pytorch_fsdp.csv"), pytorch_fsdp.convert),
     "nanotron": Source("runs/nanotron_ultrascale_1728.csv", nanotron.convert),
     "nanotron_failed": Source("runs/nanotron_ultrascale_failed_1578.csv", nanotron.convert),

@@ -37,8 +37,19 @@ def cluster_of(row: Row, named: str | None, *, fabric: str) -> str:
     )
 
 
-def llama_of(row: Row, *, seq_len: int, tied: bool = False, vocab: int | None = None, theta: float = 500_000.0) -> str:
-    """A Llama of the row's dimensions, without the stretched wavelengths of Llama 3.1, which cost nothing."""
+def llama_of(
+    row: Row, *, seq_len: int, tied: bool = False, vocab: int | None = None, theta: float = 500_000.0, **more: object
+) -> str:
+    """A Llama of the row's dimensions, without the stretched wavelengths of Llama 3.1, which cost nothing.
+
+    Args:
+        row: of a Llama, or of a model that is one with other options.
+        seq_len: the longest sequence.
+        tied: whether the output layer has the embedding's weights.
+        vocab: tokens, in place of the row's.
+        theta: of the rotations.
+        more: further options of the built-in model.
+    """
     return model(
         "llama3",
         "8b",
@@ -52,6 +63,7 @@ def llama_of(row: Row, *, seq_len: int, tied: bool = False, vocab: int | None = 
         max_seq_len=seq_len,
         rope_theta=theta,
         tie_embeddings=tied,
+        **more,
     )
 
 

@@ -14,6 +14,9 @@ Sections 3 and 5 of the paper describe SimpleFSDP. A plan states:
 FSDP2 is TorchTitan's (`torchtitan.py`). TorchTitan's model rotates complex numbers, repeats keys and values and has
 norms in single steps; the graph backend traces only built-in models, in which these are one kernel or none. Inductor
 makes one kernel of a norm. `fsdp2` states FSDP2 with either model, so that eager modes are compared on the same one.
+
+The paper is of 1 November 2024, ten days after TorchTitan's script began to set expandable segments: its runs are taken
+to be without them.
 """
 
 from __future__ import annotations

@@ -40,16 +40,46 @@ def unaligned_vocabulary(analysis: Analysis) -> int | None:
     Raises:
         Undecided: the size of `tp`, a placement or the dtype is a hole.
     """
-    plan, manifest, device = analysis.plan, analysis.manifest, analysis.device
-    if manifest is None or manifest.vocab_size is None or device is None or device.kind == "cpu":
-        return None
-    if plan.precision.param not in ("bf16", "fp16") or not isinstance(manifest.reads, Tokens | TwoTexts):
+    plan, manifest = analysis.plan, analysis.manifest
+    if manifest is None or manifest.vocab_size is None or not isinstance(manifest.reads, Tokens | TwoTexts):
         return None
     output = last_module(manifest)
     is_layer = output is not None and manifest.modules[output].kind == "linear"
     is_cut = is_layer and placement(analysis, f"{output}.weight").dim == 0
     held, left = divmod(manifest.vocab_size, plan.mesh.tp if is_cut else 1)
-    return held if not left and held * DTYPE_BYTES[plan.precision.param] % _ALIGNED else None
+    return held if not left and _unaligned(analysis, held) else None
+
+
+def unaligned_layers(analysis: Analysis) -> list[str]:
+    """Paths of the linear layers whose features on a rank are no multiple of 16 bytes, but for the vocabulary.
+
+    Where `tp` does not divide them, nothing is said.
+
+    Raises:
+        Undecided: the size of `tp`, a placement or the dtype is a hole.
+    """
+    manifest = analysis.manifest
+    if manifest is None:
+        return []
+    of_vocabulary = last_module(manifest) if manifest.vocab_size is not None else None
+    found = []
+    for path, module in manifest.modules.items():
+        shape = next((one.shape for one in module.parameters if one.name == "weight"), ())
+        if module.kind != "linear" or len(shape) != 2 or path == of_vocabulary:
+            continue
+        cut = placement(analysis, f"{path}.weight").dim
+        held = [divmod(n, analysis.plan.mesh.tp if dim == cut else 1) for dim, n in enumerate(shape)]
+        if any(not left and _unaligned(analysis, columns) for columns, left in held):
+            found.append(path)
+    return found
+
+
+def _unaligned(analysis: Analysis, columns: int) -> bool:
+    """Whether rows of so many elements are slower for matrix units in the dtype of computation."""
+    dtype, device = analysis.plan.precision.param, analysis.device
+    if device is None or device.kind == "cpu" or dtype not in ("bf16", "fp16"):
+        return False
+    return columns * DTYPE_BYTES[dtype] % _ALIGNED != 0
 
 
 def padded_vocabulary(tokens: int, ranks: int) -> int:
