@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes.importing import NotTranslated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -25,6 +25,9 @@ from legoai.dsl.importing.precision import add_precision, computes_in, in_float8
 from legoai.dsl.importing.training import add_training
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD
 from legoai.specs.record import Record
+
+_REDUCE_SCATTER: Final = '"_c10d_functional.reduce_scatter_tensor.default"'
+"""The collective of tensor parallelism whose result TorchTitan keeps; it gathers again."""
 
 
 class Unused(Record):
@@ -335,7 +338,7 @@ def _selective(draft: Draft, option: str) -> str:
             "TorchTitan has one matrix product for `wq`, `wk` and `wv`, whose output it keeps; here that of `wk` is "
             "recomputed"
         )
-    kept = ["attention", "alternate_matmul", *(["collective"] if draft.sizes["tp"] > 1 else [])]
+    kept = ["attention", "alternate_matmul", *([_REDUCE_SCATTER] if draft.sizes["tp"] > 1 else [])]
     if in_float8(draft.config) and draft.config.is_old:
         draft.notes.append(
             "from November 2024 to February 2025 TorchTitan kept the outputs of `aten.max` and `aten.abs` too, the "

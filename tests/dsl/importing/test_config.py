@@ -168,6 +168,16 @@ def test_numbers_read_back_to_the_same(lr: str):
     assert len(re.search(r"lr = ([^,]+),", text)[1]) <= len(lr)
 
 
+def test_selective_checkpointing_keeps_what_tensor_parallelism_scatters():
+    text = '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"\n'
+    own, split = imported(text).text, imported(f"{text}[parallelism]\ntensor_parallel_degree = 2\n").text
+    assert own is not None and split is not None
+    assert "selective([attention, alternate_matmul])" in own
+    assert '"_c10d_functional.reduce_scatter_tensor.default"])' in split
+    assert "collective" not in split
+    assert not lint(split, "some.plan", directory=Path()).has_errors
+
+
 def test_quoted_and_dotted_keys_are_equivalent():
     text = 'training.steps = 7\n[ "parallelism" ]\n"tensor_parallel_degree" = 3\n'
     found = imported(text)
