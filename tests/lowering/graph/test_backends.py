@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from support.backends import MIXED, agree, traced
 from support.meshed import text_of
 from support.plans import HEAD, SEQUENCE_BESIDE_EXPERTS, SEQUENCE_PARALLEL
 from support.staged import together, train
 
-
-def huggingface(config: str, *fields: str) -> str:
-    """The head of a plan for a model of a config."""
-    place = Path(__file__).parents[2] / "support" / "huggingface" / f"{config}.json"
-    return HEAD.replace('llama3("tiny")', f"huggingface({', '.join((repr(str(place)), *fields))})".replace("'", '"'))
-
-
-def of_others(kind: str) -> str:
-    """The head of a plan for a model of another author."""
-    return HEAD.replace('llama3("tiny")', f'python("support.other_authors:build", kind = "{kind}")')
-
-
-MIXED = "precision (param = bf16, reduce = fp32)\n"
 SPARSE = """\
 plan sparse
 model   mixtral("8x7b", n_layers = 2, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 24, vocab_size = 256,
@@ -378,56 +364,6 @@ PLANS = {
     ),
 }
 
-OF_TRANSFORMERS = "fsdp on dp_shard { model.layers.* = unit }\n"
-OF_OTHERS = "mesh (dp_shard = 2)\nfsdp on dp_shard { blocks.* = unit }\n"
-PLANS |= {
-    "of transformers": (
-        huggingface("llama"),
-        f"mesh (dp_shard = 4)\n{OF_TRANSFORMERS}checkpoint {{ model.layers.0 = full }}\n{MIXED}",
-        "(reorder = by_time)\ncompile { model.layers.* = aot_eager }",
-    ),
-    "of transformers, tensor and sequence parallel": (
-        huggingface("qwen3"),
-        "mesh (dp_shard = 2, tp = 2)\nshard standard on tp (sequence, loss_parallel)\n"
-        f"{OF_TRANSFORMERS}checkpoint {{ model.layers.* = selective([attention, matmul]) }}\n{MIXED}",
-        "(reorder = true)",
-    ),
-    "of transformers, tied, on the host": (
-        huggingface("gemma2"),
-        f"mesh (dp_shard = 2)\n{OF_TRANSFORMERS}{MIXED}",
-        "(reorder = true, prefetch = proactive(limit = 1MiB))\noffload (activations = all, optimizer = all)",
-    ),
-    "of transformers, experts": (
-        huggingface("mixtral"),
-        f"mesh (dp_shard = 2)\n{OF_TRANSFORMERS}{MIXED}",
-        "(reorder = true)",
-    ),
-    "of transformers, stages whose backward is split": (
-        huggingface("qwen3", "num_hidden_layers = 4"),
-        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n"
-        f"fsdp on dp_shard {{ model.layers.* = unit(reshard = after_backward) }}\n{MIXED}",
-        "(reorder = true)",
-    ),
-    "of transformers, stages that gather again for backward": (
-        huggingface("gpt2", "n_layer = 4"),
-        "mesh (pp = 2, dp_shard = 2)\npipeline on pp (schedule = Interleaved1F1B)\n"
-        f"fsdp on dp_shard {{ transformer.h.* = unit }}\n{MIXED}",
-        "(reorder = true)",
-    ),
-    "of others, with a function of autograd": (of_others("balanced"), f"{OF_OTHERS}{MIXED}", "(reorder = true)"),
-    "of others, dropping, compiled": (
-        of_others("dropping"),
-        f"{OF_OTHERS}precision (param = fp32, reduce = fp32)\n",
-        "(reorder = true)\ncompile { blocks.* = aot_eager }",
-    ),
-    "of others, with hooks and checkpoints": (
-        of_others("hooked"),
-        f"{OF_OTHERS}checkpoint {{ blocks.1 = full }}\n{MIXED}",
-        "(reorder = true)",
-    ),
-    "of others, with buffers": (of_others("buffered"), f"{OF_OTHERS}precision (param = fp32, reduce = fp32)\n", ""),
-}
-
 
 WHOLE_BACKWARD = {
     "stages whose backward is split, tensor and sequence parallel": ("InterleavedZeroBubble", "Interleaved1F1B")
@@ -439,17 +375,7 @@ WHOLE_BACKWARD = {
 @pytest.mark.parametrize("name", PLANS)
 def test_backends_agree_bitwise(name: str, gloo, tmp_path: Path):
     head, body, comm = PLANS[name]
-    ranks = math.prod(int(size) for size in re.findall(r"(?!ep)\b\w+ = (\d+)", body.partition(")")[0]))
-    data = tmp_path / "data.txt"
-    data.write_text("the same text for both of them, over and over; " * 400)
-    eager_body = body.replace(*WHOLE_BACKWARD.get(name, ("", "")))
-    eager = together(gloo(ranks)(train, text_of(eager_body, head), str(data), steps=3, evaluate_every=2))
-    graph = together(gloo(ranks)(train, traced(body, head, comm), str(data), steps=3, evaluate_every=2))
-    assert (graph["loss"], graph["norm"], graph["validations"]) == (eager["loss"], eager["norm"], eager["validations"])
-    assert len(set(eager["loss"])) == 3
-    assert graph["parameters"].keys() == eager["parameters"].keys()
-    for parameter, value in graph["parameters"].items():
-        assert torch.equal(value, eager["parameters"][parameter]), parameter
+    agree(gloo, tmp_path, head, body, comm, eager=body.replace(*WHOLE_BACKWARD.get(name, ("", ""))))
 
 
 @pytest.mark.slow
@@ -467,8 +393,3 @@ def test_checkpoint_continues_under_the_other_backend(gloo, tmp_path: Path):
         assert after["loss"] == whole["loss"][2:]
         for parameter, value in after["parameters"].items():
             assert torch.equal(value, whole["parameters"][parameter]), parameter
-
-
-def traced(body: str, head: str, comm: str) -> str:
-    graph = re.sub(r"(fsdp on [\w, ]+) \{", r"\1 (backend = graph) {", body)
-    return text_of(graph + (f"comm {comm}\n" if comm else ""), head)
