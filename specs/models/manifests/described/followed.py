@@ -110,7 +110,6 @@ def follow(
     import_compiler()
     errors: dict[Sizes | None, Exception] = {}
     failing, plain, failing_module = FailingOperator(), PlainTensors(model), FailingModule(model, outside)
-    graph_break: tuple[str, str] | None = None
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
         with meta_device():
@@ -153,8 +152,10 @@ def follow(
                     sparse_gradients=sparse.names,
                 )
             except Exception as raised:
-                graph_break = graph_break or failing_module.graph_break(raised)
+                failing_module.note(raised)
                 errors.setdefault(sizes, raised)
+    with meta_device():
+        graph_break = failing_module.graph_break()
     # Reasons that differ by numbers are one.
     reasons = {re.sub(r"\d+", "", reason): reason for reason in map(_reason, reversed(errors.values()))}
     is_authors = not type(model).__module__.startswith("transformers.")
