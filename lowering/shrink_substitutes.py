@@ -7,7 +7,7 @@ from typing import Any, Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.limits import memory_limits
-from legoai.dsl.analysis.parallelism.graph import unshards_selectively
+from legoai.dsl.analysis.parallelism.graph import traces, unshards_selectively
 from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_rules import changed, of_statement, with_rules
 from legoai.specs.directives.base import PathRule
@@ -43,7 +43,7 @@ def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:
     if plan.attention.kernel not in _KERNELS_OF_A_CPU:
         changes.append(f"attention `{plan.attention.kernel}`: PyTorch's own choice on a CPU")
         found = replace(found, attention=changed(plan.attention, kernel="default"))
-    if plan.offload is not None and (plan.fsdp is None or plan.fsdp.backend != "graph"):
+    if plan.offload is not None and not traces(plan):
         changes.append("offload: left out, since a CPU has no other memory")
         found = replace(found, offload=None)
     elif plan.offload is not None:

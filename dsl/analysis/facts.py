@@ -61,6 +61,11 @@ def below(path: str, above: str) -> bool:
     return path != above and (above == "" or path.startswith(f"{above}."))
 
 
+def is_within(path: str, module: str) -> bool:
+    """Whether ``path`` is the module, or inside of it."""
+    return path == module or below(path, module)
+
+
 def modules_inside(analysis: Analysis, above: str) -> dict[str, ModuleInfo]:
     """Return the modules inside one, by path, in the model's order; computed once for an analysis."""
     manifest = analysis.manifest
@@ -121,7 +126,7 @@ def listed(items: Sequence[object], limit: int = 4) -> str:
 def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str] = frozenset()) -> bool:
     """Whether the module or one inside it is of one of these kinds, or computes one of these operations itself."""
     for inner, module in manifest.modules.items():
-        inside = inner == path or below(inner, path)
+        inside = is_within(inner, path)
         if inside and (module.kind in kinds or any(step.op in ops for step in module.flow)):
             return True
     return False

@@ -297,6 +297,8 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
             "`full` of `blocks.1` is not lowered beside `backend = graph`: `b",
         ),
         ("compiled_in_place", "", "it cannot be traced"),
+        ("normalised", "precision (param = fp32)", "batch normalisation (`blocks.0.layer.2`) is not lowered"),
+        ("shared", "", "one module with parameters at `blocks.0.layer` and `blocks.0.again` is not lowered"),
         ("made", "", "no gradient reaches `blocks.0.norm.weight`"),
     ],
 )
@@ -308,6 +310,18 @@ def test_step_of_other_models_is_one_graph_if_all_steps_are_alike(kind: str, mor
     }
     assert len(found) == (why is not None)
     assert all(str(why) in message for message in found)
+
+
+def test_experts_of_other_models_have_no_graph_on_ep():
+    config = Path(__file__).parents[1] / "support" / "huggingface" / "mixtral.json"
+    head = HEAD.replace('llama3("tiny")', f'huggingface("{config}")')
+    body = (
+        f"{BATCH}mesh (dp_shard = 2, ep = 2)\nshard on ep {{ model.layers.*.mlp.experts = experts }}\n"
+        "fsdp on dp_shard (backend = graph) { model.layers.* = unit }"
+    )
+    [found] = refusals(head + body)
+    assert "`model.layers.0.mlp.experts` on `ep` is not lowered beside `backend = graph`" in found.message
+    assert not refusals(head + body.replace(" (backend = graph)", ""))
 
 
 def test_steps_are_looked_at_if_a_variant_alone_traces_them(tmp_path):

@@ -138,6 +138,24 @@ class Hooked(Plain):
         return x + self.layer(torch.utils.checkpoint.checkpoint(self.norm, x, use_reentrant=False))
 
 
+class Normalised(Plain):
+    """Normalises its layer's results by the statistics of a batch."""
+
+    def made(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Flatten(0, 1), nn.BatchNorm1d(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layer(self.norm(x)).view_as(x)
+
+
+class Shared(Plain):
+    """Has one layer twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.layer
+
+
 class Rotated(Buffered):
     """Attends with queries and keys in fp32, and values in the dtype of its input."""
 
@@ -200,6 +218,8 @@ _BLOCKS: Final[Mapping[str, type[nn.Module]]] = {
     "balanced": Balanced,
     "dropping": Dropping,
     "hooked": Hooked,
+    "normalised": Normalised,
+    "shared": Shared,
     "rotated": Rotated,
     "cast": Cast,
     "autocast": Autocast,

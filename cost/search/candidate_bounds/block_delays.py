@@ -12,7 +12,7 @@ from legoai.cost.search.lower_bounds.memory_bound_kernels import repeated_blocks
 from legoai.cost.search.lower_bounds.model_layers import ModelLayers
 from legoai.cost.search.lower_bounds.observed.steady_blocks import SteadyTime
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.facts import is_within
 from legoai.specs.directives.checkpoint import KeepAll
 
 _ENDS: Final = 3
@@ -73,5 +73,5 @@ class BlockDelays:
     def _computes_of_block(self, analysis: Analysis) -> Pass:
         """Least seconds of a micro batch in one block; all blocks must be equal."""
         least, last = self.layers.once(analysis, self.layers.together), repeated_blocks(analysis.manifest)[-1]
-        own = [one for path, one in least.items() if path == last or below(path, last)]
+        own = [one for path, one in least.items() if is_within(path, last)]
         return Pass(sum(one.forward for one in own), sum(one.backward for one in own))

@@ -13,7 +13,7 @@ from legoai.dsl.analysis.communication.compiler_buckets import supports as suppo
 from legoai.dsl.analysis.communication.measured_profile import supports as supports_profile
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import has_policy
-from legoai.dsl.analysis.facts import below, following, grouped
+from legoai.dsl.analysis.facts import below, following, grouped, is_within
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
@@ -70,7 +70,7 @@ def bucket_rules(analysis: Analysis) -> tuple[tuple[PathRule[Any], list[str]], .
 
 
 def _holds_a_unit(paths: list[str], units: dict[str, Any]) -> bool:
-    return any(unit == path or below(unit, path) for path in paths for unit in units)
+    return any(is_within(unit, path) for path in paths for unit in units)
 
 
 @fact

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.facts import below, following, holders
+from legoai.dsl.analysis.facts import following, holders, is_within
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
 
@@ -57,5 +57,5 @@ def graphs_of_gathered(analysis: Analysis) -> dict[str, PathRule[Any]]:
         for path, rule in compiled_modules(analysis).items()
         if isinstance(rule.treatment, Inductor)
         and rule.treatment.mode in WITHOUT_CUDA_GRAPHS
-        and any(holder == path or below(holder, path) for holder in holders)
+        and any(is_within(holder, path) for holder in holders)
     }

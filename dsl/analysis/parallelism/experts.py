@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import autocast_dtype, has_policy
-from legoai.dsl.analysis.facts import below, decided, listed, name_of
+from legoai.dsl.analysis.facts import decided, is_within, listed, name_of
 from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes
@@ -188,7 +188,7 @@ def compiled_one_by_one(analysis: Analysis) -> dict[str, PathRule[Any]]:
     if getattr(precision, dtype_of_weights(analysis)) not in ("bf16", "fp64"):  # fp64 is not supported at all
         found += [path for path in multiplied_by_group(analysis) if path not in broken]
     compiled = compiled_modules(analysis).items()
-    return {path: rule for path, rule in compiled if any(one == path or below(one, path) for one in found)}
+    return {path: rule for path, rule in compiled if any(is_within(one, path) for one in found)}
 
 
 def split_by_host(analysis: Analysis) -> list[str]:

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import batch_norms
-from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.facts import is_within
 from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
@@ -144,8 +144,8 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
     place = analysis.span_of(plan.model, "family")
     if manifest is None:
         return
-    for what, why in _of_model(manifest):
-        yield _not_traced(place, what, why)
+    if (found := next(_of_model(manifest), None)) is not None:
+        yield _not_traced(place, *found)
         return
     experts = distributed_experts(analysis)
     for path, rule in experts.items():
@@ -177,7 +177,7 @@ def _of_model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if not isinstance(manifest.reads, Tokens | None):
         yield "a model that reads no tokens", "only models of token ids are known to have one graph"
     if norms := batch_norms(manifest):
-        yield f"batch normalisation (`{norms[0]}`)", "its results have other strides on a device than in a trace"
+        yield f"batch normalisation (`{norms[0]}`)", "its results may have other strides in a run than in the trace"
     if manifest.shared_modules:
         first, other, *_ = manifest.shared_modules[0]
         yield f"one module with parameters at `{first}` and `{other}`", "a unit is gathered at one place"
@@ -191,7 +191,7 @@ def _random(analysis: Analysis) -> Iterator[Unsupported]:
     """Yield recomputed modules that draw random numbers: in a graph, recomputation would draw others."""
     modules = {} if analysis.manifest is None else analysis.manifest.modules
     for path, rule in recomputed_modules(analysis).items():
-        drawing = next((name for name, item in modules.items() if item.random and _is_within(name, path)), None)
+        drawing = next((name for name, item in modules.items() if item.random and is_within(name, path)), None)
         if drawing is not None:
             yield _not_traced(
                 analysis.rule_span(rule),
@@ -201,10 +201,6 @@ def _random(analysis: Analysis) -> Iterator[Unsupported]:
                 "or leave these modules out",
             )
             return
-
-
-def _is_within(path: str, outer: str) -> bool:
-    return path == outer or below(path, outer)
 
 
 def _units(analysis: Analysis) -> Iterator[Unsupported]:
@@ -257,7 +253,7 @@ def _compiled(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _holds_experts(analysis: Analysis, path: str) -> bool:
     modules = {} if analysis.manifest is None else analysis.manifest.modules
-    return any(module.kind == "moe" and _is_within(name, path) for name, module in modules.items())
+    return any(module.kind == "moe" and is_within(name, path) for name, module in modules.items())
 
 
 def _budgets(analysis: Analysis) -> Iterator[Unsupported]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import below
+from legoai.dsl.analysis.facts import below, is_within
 from legoai.dsl.analysis.parallelism.experts import changed_experts
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -39,7 +39,7 @@ def first_graph_break(analysis: Analysis) -> tuple[str, str] | None:
         return None
     breaks, units = changed_experts(analysis), hooked_modules(analysis)
     for path, rule in compiled_modules(analysis).items():
-        inside = [other for other in breaks if other == path or below(other, path)]
+        inside = [other for other in breaks if is_within(other, path)]
         inside += [other for other in units if below(other, path)]
         if inside and not rule.treatment.fullgraph:
             return path, inside[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import below, grouped, holders, name_of, replacement
+from legoai.dsl.analysis.facts import grouped, holders, is_within, name_of, replacement
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -57,7 +57,7 @@ class DynamicShapesOfShards(Check):
             if isinstance(rule.treatment, Inductor) and rule.treatment.dynamic
         )
         for rule, paths in grouped(varying):
-            inside = ((path, inner) for path in paths for inner in sharded if inner == path or below(inner, path))
+            inside = ((path, inner) for path in paths for inner in sharded if is_within(inner, path))
             pair = next((pair for pair in inside if _has_views(analysis, sharded, *pair)), None)
             if pair is None:
                 continue
@@ -81,7 +81,7 @@ def _has_views(analysis: Analysis, sharded: Mapping[str, PathRule[Any]], path: s
     modules = analysis.manifest.modules
     if modules[inner if inner in modules else inner.rpartition(".")[0]].kind != "linear":  # of a parameter's rule
         return False
-    within = [holder for holder in (inner, *holders(inner)) if holder == path or below(holder, path)]
+    within = [holder for holder in (inner, *holders(inner)) if is_within(holder, path)]
     if not any(_takes_pieces(sharded[holder].treatment) for holder in within if holder in sharded):
         return True
     flows = (modules[holder].flow for holder in within if holder in modules)

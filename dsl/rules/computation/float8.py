@@ -7,8 +7,9 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
-from legoai.dsl.analysis.facts import below, decided, following, grouped, listed, name_of
+from legoai.dsl.analysis.facts import below, decided, following, grouped, is_within, listed, name_of
 from legoai.dsl.analysis.parallelism.float8 import converted_layers, gathered_activations, gathered_weights
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.compile import AotEager, Inductor
@@ -298,11 +299,11 @@ class Float8WithoutCompile(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         plan = analysis.plan
-        if plan.fsdp is not None and plan.fsdp.backend == "graph":
+        if is_traced(analysis):
             return
         compiled = following(analysis, plan.compile, (Inductor, AotEager))
         for rule, linear in grouped(converted_layers(analysis).items()):
-            eager = [path for path in linear if not any(path == held or below(path, held) for held in compiled)]
+            eager = [path for path in linear if not any(is_within(path, held) for held in compiled)]
             if eager:
                 assert rule.origin.span is not None
                 yield self.at(

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.compiled_checkpoints import checkpoints_in_graphs, compiled_after_checkpoint
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import below, grouped, name_of, replacement
+from legoai.dsl.analysis.facts import below, grouped, is_within, name_of, replacement
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -32,11 +32,12 @@ class BackwardHookCompiled(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         manifest = analysis.manifest
-        hooked = [] if manifest is None else [path for path, info in manifest.modules.items() if info.backward_hooks]
-        if manifest is None or not hooked or is_traced(analysis):
+        compiled = compiled_modules(analysis)
+        if manifest is None or not compiled or is_traced(analysis):
             return
+        hooked = [path for path, info in manifest.modules.items() if info.backward_hooks]
         after = compiled_after_checkpoint(analysis)
-        for rule, paths in grouped(compiled_modules(analysis).items()):
+        for rule, paths in grouped(compiled.items()):
             within = {
                 path: [hook for hook in hooked if below(hook, path) or (hook == path and path in after)]
                 for path in paths
@@ -111,7 +112,7 @@ class ReadInGraph(Check):
             return
         reader, why = manifest.graph_break
         for rule, paths in grouped(compiled_modules(analysis).items()):
-            path = next((path for path in paths if path == reader or below(reader, path)), None)
+            path = next((path for path in paths if is_within(reader, path)), None)
             if path is None or not rule.treatment.fullgraph:
                 continue
             which = "it" if path == reader else f"`{general(manifest, reader)}`"

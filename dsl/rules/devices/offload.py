@@ -125,7 +125,7 @@ class OffloadNeedsGraph(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         offload, fsdp = analysis.plan.offload, analysis.plan.fsdp
-        if offload is None or (fsdp is not None and fsdp.backend == "graph"):
+        if offload is None or is_traced(analysis):
             return
         for field in ("optimizer", "parameters"):
             amount = getattr(offload, field)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.facts import below, following, grouped, name_of
+from legoai.dsl.analysis.facts import following, grouped, is_within, name_of
 from legoai.dsl.analysis.parallelism.experts import (
     changed_experts,
     distributed_experts,
@@ -58,7 +58,7 @@ class ExpertsInOneGraph(Check):
         if is_traced(analysis):
             return
         for path, rule in following(analysis, analysis.plan.compile, (Inductor, AotEager)).items():
-            inside = next((item for item in found if item == path or below(item, path)), None)
+            inside = next((item for item in found if is_within(item, path)), None)
             if inside is None or not rule.treatment.fullgraph:
                 continue
             yield self.at(
@@ -75,7 +75,7 @@ class ExpertsInOneGraph(Check):
         """Experts in one graph of inductor whose numbers of rows decide shapes: its kernels need to know which."""
         precision, found = analysis.plan.precision, split_by_host(analysis)
         for path, rule in following(analysis, analysis.plan.compile, (Inductor,)).items():
-            inside = next((item for item in found if item == path or below(item, path)), None)
+            inside = next((item for item in found if is_within(item, path)), None)
             if inside is None or not rule.treatment.fullgraph:
                 continue
             yield self.at(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import by_rule, general, span_of
-from legoai.dsl.analysis.facts import below, listed
+from legoai.dsl.analysis.facts import is_within, listed
 from legoai.dsl.analysis.layouts.tensors import as_list
 from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.parallelism.shard import (
@@ -116,7 +116,7 @@ class StyleMisplaced(Check):
             if info.kind != "norm":
                 return f"is for norms over each head, and {what}", "name the norms of its queries and keys"
         elif isinstance(style, Shared):
-            if any(item.parameters for name, item in manifest.modules.items() if name == path or below(name, path)):
+            if any(item.parameters for name, item in manifest.modules.items() if is_within(name, path)):
                 return f"is for a module without parameters, and {what}", "name the module whose result all heads use"
             if is_never_called(manifest, path):
                 return "is for the result of a call, and {path} is never called", "name the modules inside of it"

@@ -29,7 +29,7 @@ def load_manifest(
         base_directory: the plan's directory; a Hugging Face path is relative to it, and a factory is searched there
             first.
         steps: whether to look for what differs between the steps of a training (`Manifest.step_changes`), which takes
-            a third of the time more.
+            a quarter of the time more.
         announce: called with a one-line description before a subprocess starts.
         cache_directory: by default `legoai/manifests` under the user's cache directory.
         timeout: seconds that the subprocess may take.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -88,6 +89,11 @@ class DrawsOnHost(Model):
         return x * float(torch.rand((), device="cpu"))
 
 
+class DrawsByNumPy(Model):
+    def more(self, x):
+        return x if np.random.rand() < 0.001 else x * 2
+
+
 class Drops(Model):
     def more(self, x):
         return F.dropout(x, 0.5)
@@ -165,6 +171,7 @@ class ReadsInBackward(Model):
         (Appending, "each forward sets `seen` anew"),
         (DropsLayer, "forward draws random numbers on the host"),
         (DrawsOnHost, "forward draws random numbers on the host"),
+        (DrawsByNumPy, "forward draws random numbers on the host"),
         (Drops, None),
         (Recomputes, None),
         (RecomputesDropout, "it recomputes modules that draw random numbers"),
