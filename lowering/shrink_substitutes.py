@@ -6,7 +6,6 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import batch_norms
-from legoai.dsl.analysis.limits import memory_limits
 from legoai.dsl.analysis.parallelism.graph import traces, unshards_selectively
 from legoai.dsl.analysis.schedule import warmup_steps
 from legoai.lowering.shrink_rules import changed, of_statement, with_rules
@@ -33,7 +32,7 @@ def roomy_limit(analysis: Analysis) -> tuple[Requirement, ...]:
     """
     if not unshards_selectively(analysis):
         return ()
-    return tuple(replace(item, comparison="<=", bound=_ROOM) for item in memory_limits(analysis)[:1])
+    return tuple(replace(item, comparison="<=", bound=_ROOM) for item in analysis.plan.memory_limits[:1])
 
 
 def for_a_cpu(plan: Plan, changes: list[str]) -> Plan:

@@ -141,6 +141,21 @@ class Plan(Record, kw_only=True):
         """Return the `shard` statement for ``axis``, if there is one."""
         return next((item for item in self.shard if axis in item.axes), None)
 
+    @property
+    def memory_limits(self) -> list[Requirement]:
+        """The requirements that bound from above the bytes that a device may hold."""
+        return [item for item in self.require if item.metric == "peak_memory" and item.comparison in ("<=", "<", "==")]
+
+    @property
+    def memory_limit(self) -> int | None:
+        """The most bytes that a device may hold by the requirements; None where they set no limit."""
+        return min((int(item.bound) for item in self.memory_limits), default=None)
+
+    @property
+    def _observes_memory_limit(self) -> bool:
+        """Whether passes over the step's graph decide by the memory limit, which is then part of the program."""
+        return any(item is not None and item.observes_memory_limit for item in (self.comm, self.offload))
+
     def holes(self) -> Iterator[HoleFound]:
         """Every undecided value."""
         for directive in self.directives():
@@ -151,7 +166,8 @@ class Plan(Record, kw_only=True):
 
         Rules are sorted, since their order has no meaning. Default values are left out, and the version of the defaults
         is written instead, so that a plan's identity does not change with options that it does not use. `require`, the
-        objective, the variant's name and the solver's line are left out, since they change nothing that is run.
+        objective, the variant's name and the solver's line are left out, since they change nothing that is run, but for
+        the memory limit where it decides what passes over a graph do.
         """
         body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}
         for directive in (*self.directives(), *self.idle):
@@ -167,6 +183,8 @@ class Plan(Record, kw_only=True):
         body.get("shard", []).sort(key=lambda item: item["on"])
         if self.files:
             body["files"] = dict(self.files)
+        if self.memory_limit is not None and self._observes_memory_limit:
+            body["memory_limit"] = self.memory_limit
         return body
 
     def goals(self) -> list[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
 
@@ -36,7 +35,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     if offload is None or offload.activations in ("none", "all"):
         return
     if is_traced(analysis):
-        if offload.activations == "adaptive" and memory_limit(analysis) is None:
+        if offload.activations == "adaptive" and analysis.plan.memory_limit is None:
             yield Unsupported(analysis.span_of(offload, "activations"), *without_limit("activations"))
     else:
         amount = getattr(offload.activations, "name", offload.activations)

@@ -8,7 +8,6 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.facts import decided, grouped, holders
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.offload import offloads, without_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.replicate import replicas
@@ -184,5 +183,5 @@ def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
             "sizes differ",
             ("write `all`, or leave `muon` out",),
         )
-    elif amount == "adaptive" and memory_limit(analysis) is None:
+    elif amount == "adaptive" and analysis.plan.memory_limit is None:
         yield Unsupported(place, *without_limit("optimizer"))

@@ -101,7 +101,8 @@ def changes(before: Plan, after: Plan) -> tuple[Change, ...]:
     if before.canonical_json() == after.canonical_json():
         # Such plans can differ only in requirements and objective.
         return tuple(item for item in found if item.key.part in ("require", "objective"))
-    assert any(item.key.part not in ("require", "objective") for item in found), "a difference without a change"
+    # The memory limit is a requirement, and part of the plan where passes over a graph observe it.
+    assert any(item.key.part != "objective" for item in found), "a difference without a change"
     return tuple(found)
 
 

@@ -104,3 +104,8 @@ class Comm(Directive):
         ),
         default="simulated",
     )
+
+    @property
+    def observes_memory_limit(self) -> bool:
+        """Whether passes over a graph move or omit gathers as far as `require peak_memory` leaves memory for it."""
+        return self.reorder == "by_time" or self.unshard == "selective" or isinstance(self.prefetch, Proactive)

@@ -37,3 +37,8 @@ class Offload(Directive):
         ),
         default="none",
     )
+
+    @property
+    def observes_memory_limit(self) -> bool:
+        """Whether `require peak_memory` decides how much leaves the device."""
+        return "adaptive" in (self.optimizer, self.activations)

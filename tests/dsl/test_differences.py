@@ -253,6 +253,15 @@ def test_formatted_and_expanded_plans_have_no_difference(path: Path):
         assert changes(plan.plan, found) == ()
 
 
+def test_memory_limit_that_passes_over_a_graph_observe_is_a_requirement_alone():
+    graph = edited(("require step_time <= 1s", "comm (unshard = selective)\nrequire peak_memory <= 9GiB"))
+    graph = graph.replace("fsdp on dp_shard {", "fsdp on dp_shard (backend = graph) {")
+    comparison = compared(graph, graph.replace("9GiB", "8GiB"))
+    assert lines(comparison) == ["require peak_memory: <= 9GiB → <= 8GiB"]
+    assert summary(comparison).numerics == "none"
+    assert comparison.before.plan.digest != comparison.after.plan.digest
+
+
 def test_candidates_between_two_plans_combine_both():
     drawn = random.Random(0)
     plans = [

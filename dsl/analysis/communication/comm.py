@@ -14,7 +14,6 @@ from legoai.dsl.analysis.communication.measured_profile import supports as suppo
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import below, following, grouped, is_within
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
@@ -157,7 +156,7 @@ def _of_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
     """Yield what a graph's memory curve lacks to decide which units can stay gathered."""
-    if memory_limit(analysis) is None:
+    if analysis.plan.memory_limit is None:
         yield _option(
             analysis,
             "unshard",

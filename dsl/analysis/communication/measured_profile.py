@@ -11,7 +11,6 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.node_times import unpriced
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced, unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
@@ -28,7 +27,7 @@ _READERS: Final = (
 
 _NOT_TRACED: Final = (
     "name", "comm", "offload", "allocator", "optimizer", "clip", "schedule",
-    "data", "weights", "steps", "seed", "save", "evaluate",
+    "data", "weights", "steps", "seed", "save", "evaluate", "memory_limit",
 )  # fmt: skip
 """Statements that change neither the traced graph of a step nor what its nodes take: passes over it, and what is not in
 it. All others are taken to change it."""
@@ -62,7 +61,7 @@ def prefetches_within_memory(analysis: Analysis) -> bool:
     comm = analysis.plan.comm
     if comm is None or not isinstance(comm.prefetch, Proactive) or not is_traced(analysis):
         return False
-    return memory_limit(analysis) is not None
+    return analysis.plan.memory_limit is not None
 
 
 def is_read(analysis: Analysis) -> bool:
@@ -75,7 +74,7 @@ def is_read(analysis: Analysis) -> bool:
         or overlaps_by_time(analysis)
         or unshards_selectively(analysis)
         or prefetches_within_memory(analysis)
-        or (offload is not None and "adaptive" in (offload.optimizer, offload.activations))
+        or (offload is not None and offload.observes_memory_limit)
     )
 
 

@@ -11,7 +11,6 @@ from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import is_within
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes
@@ -122,7 +121,7 @@ def _stages(analysis: Analysis) -> Iterator[Unsupported]:
                 "its copies to the host run beside one micro batch, and several are in flight",
                 "recompute activations with `checkpoint` instead",
             )
-    if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive) and memory_limit(analysis) is not None:
+    if plan.comm is not None and isinstance(plan.comm.prefetch, Proactive) and plan.memory_limit is not None:
         yield _not_traced(
             analysis.span_of(plan.comm, "prefetch"),
             "`prefetch = proactive` with stages and `require peak_memory`",

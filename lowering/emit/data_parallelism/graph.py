@@ -12,7 +12,6 @@ from legoai.dsl.analysis.communication.measured_profile import (
 from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.computation.checkpoint import kept_outputs
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.limits import memory_limit
 from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
@@ -109,11 +108,11 @@ def _options(lowering: Lowering, name: str) -> dict[str, str]:
         assert isinstance(prefetch, Proactive), "the pass is of its treatment"
         found = {"limit": str(prefetch.limit)}
         if prefetches_within_memory(lowering.analysis):
-            found["memory"] = str(memory_limit(lowering.analysis))
+            found["memory"] = str(lowering.plan.memory_limit)
             found["moments"] = str(_kept_moments(lowering))
         return found
-    if name == _SELECTIVELY or (name == _BY_TIME and memory_limit(lowering.analysis) is not None):
-        return {"limit": str(memory_limit(lowering.analysis)), "moments": str(_kept_moments(lowering))}
+    if name == _SELECTIVELY or (name == _BY_TIME and lowering.plan.memory_limit is not None):
+        return {"limit": str(lowering.plan.memory_limit), "moments": str(_kept_moments(lowering))}
     if name in (_ACTIVATIONS, _STATE):
         return _amount(lowering, is_state=name == _STATE)
     return {}
@@ -155,7 +154,7 @@ def _amount(lowering: Lowering, *, is_state: bool) -> dict[str, str]:
     if isinstance(amount, ByBytes):
         found["most"] = str(amount.n)
     elif amount == "adaptive":
-        found["limit"] = str(memory_limit(lowering.analysis))
+        found["limit"] = str(lowering.plan.memory_limit)
     if (is_state and found) or (amount == "adaptive" and offload.optimizer != "adaptive"):
         found["moments"] = str(_kept_moments(lowering))
     return found
