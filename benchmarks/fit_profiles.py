@@ -77,6 +77,7 @@ from fit_kernels import (
     xla_products,
 )
 from fit_network import carry, fit_fabrics, fit_links
+from fit_unaligned import constants as unaligned_constants
 
 from legoai.cost.kernels.kinds import Attention
 from legoai.cost.machine.kernel_time import seconds_of
@@ -122,6 +123,8 @@ def frame(target: Device, **parts: Any) -> Document:
     if target.name.startswith("h"):
         value, source = HOPPER_PRODUCTS
         constants["product_slowdown"] = {"value": round(value, 4), "source": source}
+    if target.name.startswith(("a", "h")):
+        constants |= unaligned_constants(target.name)
     if target.name in HOST_LINK:
         down, up, source = HOST_LINK[target.name]
         constants["host_to_device_bytes_per_second"] = {"value": down, "source": source}

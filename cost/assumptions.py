@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost.machine.cluster import Machine
+from legoai.cost.machine.kernel_time import knows_narrow_rates
+from legoai.cost.profiles import Profile
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
@@ -41,7 +43,7 @@ def of_full_batch(plan: Plan) -> Iterator[str]:
         yield f"steps are of the full batch of {plan.batch.global_batch}: the first {stages[-1][0]} have smaller ones"
 
 
-def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]:
+def of_kernels(plan: Plan, manifest: Manifest, directory: Path, profile: Profile) -> Iterator[str]:
     """Yield what is unknown about kernels: of odd sizes, and those that compilation chooses or leaves out."""
     analysis = Analysis(plan, manifest, directory)
     broken = first_graph_break(analysis)
@@ -50,13 +52,9 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]
             f"the graph of `{name_of(broken[0])}` breaks at `{broken[1]}`: what lies between the modules inside of it "
             "that have no break runs operator by operator, though the compiler would fuse it"
         )
-    held = unaligned_vocabulary(analysis)
-    if held is not None:
-        yield f"products of logits over {held:,} tokens, not a multiple of 8, are as fast as those of a multiple"
-    layers = unaligned_layers(analysis)
-    if layers:
-        names = listed(list(dict.fromkeys(_INDEX.sub("*", name_of(path)) for path in layers)))
-        yield f"products of {names}, whose features are not a multiple of 8, are as fast as those of a multiple"
+    rules = () if plan.compile is None else plan.compile.rules
+    compiled = [rule.treatment for rule in rules if isinstance(rule.treatment, Inductor)]
+    yield from _of_unaligned(analysis, profile, compiled=bool(compiled))
     if _scales_rows(analysis):
         yield _ROW_SCALES
     if any(module.kind == "experts" for module in manifest.modules.values()):
@@ -67,10 +65,22 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path) -> Iterator[str]
         yield "host memory does not count offloaded activations"
     if plan.offload is not None and plan.offload.optimizer == "adaptive":
         yield "host memory does not count optimizer state that is offloaded as the memory limit asks for"
-    rules = () if plan.compile is None else plan.compile.rules
-    modes = {rule.treatment.mode for rule in rules if isinstance(rule.treatment, Inductor)}
-    for mode in sorted(modes.intersection(AUTOTUNED)):
+    for mode in sorted({one.mode for one in compiled}.intersection(AUTOTUNED)):
         yield f"matrix products under `{mode}` are those of the library: which others are faster, only a device tells"
+
+
+def _of_unaligned(analysis: Analysis, profile: Profile, *, compiled: bool) -> Iterator[str]:
+    """Yield what is unknown about products of rows that do not begin at multiples of 16 bytes."""
+    held, layers = unaligned_vocabulary(analysis), unaligned_layers(analysis)
+    products = [f"products of logits over {held:,} tokens, not a multiple of 8,"] if held is not None else []
+    if layers:
+        names = listed(list(dict.fromkeys(_INDEX.sub("*", name_of(path)) for path in layers)))
+        products.append(f"products of {names}, whose features are not a multiple of 8,")
+    for which in products:
+        if not knows_narrow_rates(profile):
+            yield f"{which} are as fast as those of a multiple"
+        elif compiled:
+            yield f"{which} are padded where inductor compiles them, which it decides by a measurement"
 
 
 def _scales_rows(analysis: Analysis) -> bool:

@@ -289,7 +289,7 @@ def estimate(
         assumptions=(
             *assumptions.of_machine(machine),
             *assumptions.of_full_batch(plan),
-            *assumptions.of_kernels(plan, manifest, directory),
+            *assumptions.of_kernels(plan, manifest, directory, machine.profile),
             *assumptions.of_profile(plan, machine.device.kind),
         ),
     )

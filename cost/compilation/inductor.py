@@ -3,8 +3,9 @@
 Inductor's own lowerings, scheduler and fusion rules of its backend run on the graph as they would on the plan's GPU
 (whose properties the catalogue states) or on a CPU, up to code generation. Of its graph passes, those run that need no
 device: no-ops and pointless casts are removed, random numbers are replaced by inductor's, and updates are made in
-place. Two things do not run: pattern matching by example (a hand-written attention, a sum of two matrix products,
-padding of matrices), and the choice between libraries and templates by measurement.
+place. Matrices are padded without the measurement that inductor decides by. Two things do not run: pattern matching by
+example (a hand-written attention, a sum of two matrix products), and the choice between libraries and templates by
+measurement.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from legoai.cost.compilation.async_tp import as_with_nccl
 from legoai.cost.compilation.gpu import properties_of
 from legoai.cost.compilation.inductor_kernels import Reader
+from legoai.cost.compilation.padding import pad_products
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.simulated.device import Kind
 from legoai.cost.simulated.grouped_products import has_grouped_kernel
@@ -58,6 +60,8 @@ def prepare(graph: torch.fx.GraphModule, kind: Kind, gpu: Device | None) -> None
         for patterns in (joint_graph.early_patterns, *joint_graph.pass_patterns):
             patterns.apply(graph.graph)
         replace_random_passes(graph)
+        if kind == "cuda" and gpu is not None:
+            pad_products(graph, mode, gpu)
         graph.graph.lint()
         graph.recompile()
 

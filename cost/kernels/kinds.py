@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 MovementKind = Literal[
     "elementwise", "reduction", "normalisation", "softmax", "embedding", "copy", "fill", "optimizer", "loss"
@@ -21,13 +21,17 @@ elementwise kernel or a copy is that loads single elements: of operands that are
 
 KindAndForm: TypeAlias = tuple[MovementKind, MovementForm]
 
+ALIGNED: Final = 16
+"""Bytes at multiples of which the rows of a product's matrices begin where its kernels are the fastest ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
     """``batch`` products of an ``m`` by ``k`` with a ``k`` by ``n`` matrix.
 
     ``rate`` names the peak rate of the catalogue that applies (``bf16``, ``tf32``, ``fp8``, …); ``grouped`` marks a
-    product whose batch is a group of experts, ``m`` being the mean of its rows.
+    product whose batch is a group of experts, ``m`` being the mean of its rows. The rows of its operands and of its
+    result begin at multiples of ``operands_aligned`` and ``result_aligned`` bytes, 16 standing for more too.
     """
 
     batch: int
@@ -37,6 +41,8 @@ class Product:
     rate: str
     bytes: int
     grouped: bool = False
+    operands_aligned: int = ALIGNED
+    result_aligned: int = ALIGNED
 
     @property
     def flops(self) -> float:

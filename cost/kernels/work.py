@@ -8,7 +8,7 @@ import re
 from typing import Any, Final
 
 from legoai.cost.kernels.convolutions import convolution
-from legoai.cost.kernels.kinds import Attention, Movement, MovementForm, MovementKind, Product, Work
+from legoai.cost.kernels.kinds import ALIGNED, Attention, Movement, MovementForm, MovementKind, Product, Work
 from legoai.cost.trace.records import Kernel, TensorType
 from legoai.specs.dtypes import ITEM_BYTES, TORCH_DTYPES
 
@@ -173,7 +173,11 @@ def _product(kernel: Kernel, name: str) -> Product | None:
     m = left.shape[-2] if len(left.shape) > 1 else 1
     n = right.shape[-1] if len(right.shape) > 1 else 1
     batch = math.prod(out[:-2]) if len(out) > 2 else 1
-    return Product(batch=max(1, batch), m=m, n=n, k=k, rate=rate, bytes=total)
+    return Product(
+        batch=max(1, batch), m=m, n=n, k=k, rate=rate, bytes=total,
+        operands_aligned=kernel.attributes.get("operands_aligned", ALIGNED),
+        result_aligned=kernel.attributes.get("result_aligned", ALIGNED),
+    )  # fmt: skip
 
 
 def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: int) -> Product:

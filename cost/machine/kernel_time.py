@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from legoai.cost.kernels.features import attention_features, product_features
-from legoai.cost.kernels.kinds import Attention, Consecutive, Movement, MovementForm, Product, Work
-from legoai.cost.kernels.roofline import AttentionCurve
+from legoai.cost.kernels.kinds import ALIGNED, Attention, Consecutive, Movement, MovementForm, Product, Work
+from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import work_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile
 from legoai.cost.trace.records import Kernel
@@ -16,6 +16,8 @@ from legoai.cost.trace.records import Kernel
 MEASURED: Final = "measured table"
 LEARNED: Final = "learned"
 ROOFLINE: Final = "roofline"
+
+_NARROW: Final = "_flops_per_second"
 
 Answer: TypeAlias = tuple[float, str]
 """Seconds, and the name of the model that estimated them."""
@@ -76,13 +78,39 @@ def _product(product: Product, profile: Profile) -> Answer:
             f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
             f"(it has {', '.join(sorted(profile.products)) or 'none'})"
         )
-    return _chain(
+    found = _chain(
         model,
         model.curve.seconds(product),
         [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
         lambda: product_features(product, model.curve.processors),
         lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
     )
+    return max(found, _by_narrow_loads(product, model.curve, profile))
+
+
+def _by_narrow_loads(product: Product, curve: ProductCurve, profile: Profile) -> Answer:
+    """The time of a product some of whose rows are not aligned for the fastest kernels; 0 where that is not known."""
+    name = narrow_rate(product)
+    if name is None or name not in profile.constants:
+        return 0.0, ROOFLINE
+    return curve.floor + product.flops * curve.waste(product) / profile.constants[name].value, ROOFLINE
+
+
+def knows_narrow_rates(profile: Profile) -> bool:
+    """Whether products by narrow loads were measured on a device."""
+    return any(name.endswith(_NARROW) for name in profile.constants)
+
+
+def narrow_rate(product: Product) -> str | None:
+    """The profile's constant: operations per second of large products aligned as one is; None where all rows are.
+
+    Loads of 8 bytes have no kernels of their own. Kernels are slower where the result alone is unaligned.
+    """
+    aligned = min(product.operands_aligned, product.result_aligned)
+    if aligned == ALIGNED:
+        return None
+    what = "operands" if product.operands_aligned == aligned else "result"
+    return f"{what}_aligned_to_{min(aligned, 4)}{_NARROW}"
 
 
 def _attention(attention: Attention, profile: Profile) -> Answer:

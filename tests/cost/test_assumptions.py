@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from legoai.cost.assumptions import of_kernels
+from legoai.cost.profiles import profile
 from legoai.dsl.lint import lint
 
 PLAN = """plan small
 model gpt2("small", vocab_size = {})
-cluster h100_sxm
+cluster b200
 batch (global = 8, micro = 1, seq_len = 1024)
 mesh (dp_shard = 8)
 fsdp blocks on dp_shard
@@ -29,7 +30,8 @@ def test_products_of_odd_sizes_are_assumed_to_be_as_fast(vocabulary: int, assume
     analysis = lint(PLAN.format(vocabulary), "small.plan", directory=Path()).analysis
     assert analysis is not None
     assert analysis.manifest is not None
-    assert list(of_kernels(analysis.plan, analysis.manifest, Path())) == assumed
+    assert list(of_kernels(analysis.plan, analysis.manifest, Path(), profile("b200"))) == assumed
+    assert list(of_kernels(analysis.plan, analysis.manifest, Path(), profile("h100_sxm"))) == []
 
 
 LAYERS = """plan small
@@ -47,7 +49,7 @@ def assumed_of(text: str) -> list[str]:
     analysis = lint(text, "small.plan", directory=Path()).analysis
     assert analysis is not None
     assert analysis.manifest is not None
-    return list(of_kernels(analysis.plan, analysis.manifest, Path()))
+    return list(of_kernels(analysis.plan, analysis.manifest, Path(), profile(analysis.plan.cluster.device)))
 
 
 @pytest.mark.parametrize("features", [512, 520])
@@ -56,7 +58,12 @@ def test_layers_of_odd_sizes_on_a_rank_are_assumed_to_be_as_fast(features: int):
         "products of `layers.*.feed_forward.w1`, `layers.*.feed_forward.w2` and `layers.*.feed_forward.w3`, whose "
         "features are not a multiple of 8, are as fast as those of a multiple"
     ]
-    assert assumed_of(LAYERS.format(features, "h100_sxm", "")) == ([] if features == 512 else odd)
+    assert assumed_of(LAYERS.format(features, "b200", "")) == ([] if features == 512 else odd)
+    assert assumed_of(LAYERS.format(features, "h100_sxm", "")) == []
+    padded = [line.replace("as fast as those of a multiple", "padded where inductor compiles them, which it decides "
+              "by a measurement") for line in odd]  # fmt: skip
+    compiled = assumed_of(LAYERS.format(features, "h100_sxm", "compile { layers.* = inductor }"))
+    assert compiled == ([] if features == 512 else padded)
     assert assumed_of(LAYERS.format(features, "cpu(devices = 8)", "")) == []
 
 

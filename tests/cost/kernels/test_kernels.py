@@ -16,7 +16,7 @@ from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.kernels.roofline import AttentionCurve, MovementCurve, ProductCurve
 from legoai.cost.kernels.table import Table
 from legoai.cost.kernels.work import kind_of, work_of
-from legoai.cost.machine.kernel_time import NoModelError, estimate, seconds_of
+from legoai.cost.machine.kernel_time import NoModelError, estimate, knows_narrow_rates, seconds_of
 from legoai.cost.profiles import profile
 from legoai.cost.trace.records import Kernel, TensorType
 from legoai.specs.dtypes import ITEM_BYTES
@@ -276,6 +276,38 @@ def test_attention_agrees_with_published_measurements_of_both_directions(name, w
     alone = replace(profile(name), constants=constants, answers={})
     seconds = sum(seconds_of(work, alone)[0] for work in works)
     assert sum(work.flops for work in works) / seconds == pytest.approx(teraflops * 1e12, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("n", "operands", "result", "teraflops"),
+    # Products of a sweep on an A100 that are in no fit: `torch.mm` of 27,648 by 4,096 rows and columns.
+    [(256, 16, 16, 227.2), (258, 4, 4, 116.6), (386, 4, 4, 120.5), (500, 8, 8, 163.0), (504, 16, 16, 232.3)],
+)
+def test_unaligned_products_agree_with_published_measurements(n, operands, result, teraflops) -> None:
+    work = replace(product(27648, n, 4096), operands_aligned=operands, result_aligned=result)
+    seconds, _ = seconds_of(work, profile("a100_sxm80"))
+    assert work.flops / seconds / 1e12 == pytest.approx(teraflops, rel=0.12)
+
+
+def test_products_are_slower_the_less_they_are_aligned() -> None:
+    for name in ("a100_sxm80", "h100_sxm", "h100_sxm96", "h200"):
+        whole = product(8192, 50256, 4096)
+        rates = [
+            seconds_of(replace(whole, operands_aligned=operands, result_aligned=result), profile(name))[0]
+            for operands, result in ((16, 16), (4, 16), (16, 4), (16, 2), (2, 16))
+        ]
+        assert rates == sorted(rates)
+        assert rates[0] < 0.8 * rates[1]
+        # A small product waits for its memory, and is hardly slower.
+        small = product(4096, 64, 64)
+        slower = seconds_of(replace(small, operands_aligned=2), profile(name))[0]
+        assert slower < seconds_of(small, profile(name))[0] + 2e-6
+
+
+def test_unaligned_products_are_as_fast_as_others_where_nothing_was_measured() -> None:
+    whole = product(8192, 50256, 4096)
+    assert not knows_narrow_rates(profile("b200"))
+    assert seconds_of(replace(whole, operands_aligned=2), profile("b200")) == seconds_of(whole, profile("b200"))
 
 
 def test_long_attention_is_slower_in_a_step_at_the_power_limit() -> None:
