@@ -85,7 +85,7 @@ from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
 HERE = Path(__file__).resolve().parent
-MADE = "2026-11-29"
+MADE = "2026-11-30"
 
 OWN = {
     "what": "matrix products, attention and memory-bound kernels, alone and in steps of plans (gpu_kernels.py, "
