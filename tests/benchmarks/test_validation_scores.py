@@ -85,6 +85,13 @@ def test_errors_are_relative_to_the_measurement():
     assert errors([]) is None
 
 
+@pytest.mark.parametrize(("rank", "predicted"), [(None, 7), (0, 3), (1, 7), (2, 5), (9, 5)])
+def test_memory_is_compared_on_the_measured_rank(rank: int | None, predicted: int):
+    row = Row("r", {"iter_time_s": "1", "mem_peak": "4", "mem_kind": "active"})
+    found = compare(row, Stated(text="", rank=rank), Prediction(active=(3, 7, 5), reserved=(30, 70, 50)))
+    assert found.memory == (4 * 2**30, predicted)
+
+
 def test_out_of_memory_predictions_are_scored_as_a_classifier():
     gib = 2**30
 

@@ -15,7 +15,13 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime.errors import RunError, RunErrorCode
-from legoai.runtime.loss import LossFunction, chunked_cross_entropy, of_one_tensor, token_cross_entropy
+from legoai.runtime.loss import (
+    LossFunction,
+    chunked_cross_entropy,
+    matching_cross_entropy,
+    of_one_tensor,
+    token_cross_entropy,
+)
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.runtime.torch_internals.distributed.meshes import StridedShard
 
@@ -111,6 +117,22 @@ def test_chunked_loss_refuses_logits_that_are_sharded_on_the_sequence(placement:
             chunked_cross_entropy(logits, torch.zeros(2, 8, dtype=torch.int64), pieces=2)
     finally:
         dist.destroy_process_group()
+
+
+def test_chunked_loss_has_one_backward_pass():
+    logits, targets = sample(torch.float64)
+    value = chunked_cross_entropy(logits, targets, pieces=2)
+    value.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="a chunked loss has one backward pass"):
+        value.backward()
+
+
+def test_images_are_classified_among_the_texts_that_name_them():
+    torch.manual_seed(0)
+    similarities, images = torch.randn(3, 3, dtype=torch.float64), torch.tensor([1, 2, 0])
+    texts = torch.tensor([2, 0, 1])  # image 0 is that of text 2
+    expected = (F.cross_entropy(similarities, images) + F.cross_entropy(similarities.t(), texts)) / 2
+    assert_close(matching_cross_entropy(similarities, images), expected)
 
 
 @pytest.mark.slow

@@ -337,6 +337,9 @@ def test_missing_profile_is_refused(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(CatalogueError, match="is not TOML"):
         load_device(tmp_path / "binary.toml")
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 100_000)
+    with pytest.raises(CatalogueError, match="is not TOML"):
+        load_device(tmp_path / "deep.toml")
 
 
 def test_reading_a_device_takes_a_few_milliseconds():

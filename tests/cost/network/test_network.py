@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -330,6 +331,27 @@ def test_derived_fabric_is_marked_derived() -> None:
     network = network_of(cluster(2, between="roce_400"))
     _, model = estimate(collective("all_gather", tuple(range(16)), MIB), network, profile("h100_sxm"))
     assert model == "analytical, derived"
+
+
+def test_observed_time_on_a_derived_fabric_is_a_measurement() -> None:
+    network = network_of(cluster(2, between="roce_400"))
+    assert network.fabric is not None
+    seen = Measured(sizes=(MIB,), seconds=(0.5,))
+    observed = replace(network, fabric=replace(network.fabric, observed={("all_gather", 2, 8): seen}))
+    on = Placement(ranks=16, hosts=2, per_host=8)
+    answer = seconds_on(on, "all_gather", MIB, observed, profile("h100_sxm"), straggler=False)
+    assert answer == (pytest.approx(0.5), "measured table")
+
+
+def test_group_over_hosts_takes_no_less_than_a_measured_one_of_one_host() -> None:
+    known, network = profile("h100_sxm"), network_of(cluster(2, between="roce_400"))
+    slow = Measured(sizes=(32 * MIB, 128 * MIB), seconds=(1.0, 2.0))
+    for measured, less in ((slow, False), (None, True)):
+        curve = replace(known.links["all_gather"][8], latency=1.0, measured=measured, derived="")
+        slower = replace(known, links={**known.links, "all_gather": {8: curve}})
+        on = Placement(ranks=16, hosts=2, per_host=8)
+        seconds, _ = seconds_on(on, "all_gather", 64 * MIB, network, slower, straggler=False)
+        assert (seconds < 1.0) == less
 
 
 def test_measured_placement_returns_its_measurement() -> None:

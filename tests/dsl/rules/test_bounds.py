@@ -69,6 +69,22 @@ def test_step_time_bound_is_six_flops_per_weight_and_token():
 
 
 @pytest.mark.parametrize(
+    ("precision", "peak"),
+    [
+        ("param = fp32", 494.7e12),
+        ("param = bf16", 989.4e12),
+        ("param = bf16) { layers.*.feed_forward = float8", 1978.9e12),
+    ],
+)
+def test_step_time_bound_is_by_the_fastest_rate_that_the_dtypes_allow(precision: str, peak: float):
+    end = " }" if "{" in precision else ")"
+    rule = "()" if "{" in precision else ""
+    found = analysis(f"{FSDP}batch (global = 64, micro = 1, seq_len = 8192)\nprecision ({precision}{rule}{end}\n")
+    weights = 32 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 14336) + 4096 * VOCABULARY
+    assert shortest_step(found) == pytest.approx(6 * weights * 64 * 8192 / (8 * peak), rel=1e-3)
+
+
+@pytest.mark.parametrize(
     ("budget", "kept"),
     [
         ("step_time <= 2.9s", False),

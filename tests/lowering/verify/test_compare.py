@@ -21,6 +21,7 @@ SHARDED = "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\n"
         ("precision (param = fp32)\n", "fp32"),
         (f"{SHARDED}precision (param = fp32, reduce = fp16)\n", "bf16"),
         (f"{SHARDED}precision (param = fp32, reduce = bf16)\n", "bf16"),
+        ("replicate on dp_replicate\nprecision (param = fp32, reduce = bf16)\n", "bf16"),
         (f"{SHARDED}precision (master = fp64, param = fp64, reduce = fp64)\n", "fp64"),
         (f"{SHARDED}precision (master = fp64, param = fp64)\n", "fp32"),
         ("precision (param = bf16)\n", "bf16"),
@@ -89,6 +90,9 @@ def test_initial_values_are_compared_with_the_constructor():
     assert unlike(normal(0.02, 64, 64), built) is None
     assert "its standard deviation is 1" in (unlike(normal(1.0, 64, 64), built) or "")
     assert "its mean is 0.0" in (unlike(normal(0.02, 64, 64) + 0.1, built) or "")
+    chance = 6 * 0.02 / 64
+    assert unlike(normal(0.02, 64, 64) + chance, built) is None
+    assert "its mean is 0.0" in (unlike(normal(0.02, 64, 64) + 2 * chance, built) or "")
     assert "its standard deviation is 0" in (unlike(torch.zeros(64, 64), built) or "")
     assert "its shape" in (unlike(torch.zeros(64), built) or "")
     zeros, ones = torch.zeros(8), torch.ones(8)

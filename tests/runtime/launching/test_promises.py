@@ -17,7 +17,7 @@ from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.device import Device
 from legoai.runtime.launching.failures import explained
 from legoai.runtime.launching.options import parse_options
-from legoai.runtime.optimizer.schedule import schedule_end, warmup_schedule
+from legoai.runtime.optimizer.schedule import warmup_schedule
 from legoai.runtime.training.trainer import Trainer
 from support import programs
 
@@ -98,12 +98,6 @@ def test_step_that_is_not_profiled_is_reported(capsys, text):
     _, output = run(capsys, program(), *on_cpu(text)[:-1], 2, "--profile-step", 1)
     assert "note: step 1 is done already, and no step is profiled" in output
     assert not (text.parent / "out" / "profile").exists()
-
-
-def test_a_schedule_without_decay_has_no_end():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
-    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=3, decay="constant")) is None
-    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=9, floor=0.5)) == (9, 0.25)
 
 
 @pytest.mark.parametrize(

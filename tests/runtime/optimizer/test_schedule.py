@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.runtime.optimizer.schedule import set_schedule_step, warmup_schedule
+from legoai.runtime.optimizer.schedule import schedule_end, set_schedule_step, warmup_schedule
 
 
 def rates(count: int, **schedule) -> list[float]:
@@ -65,3 +65,9 @@ def test_setting_the_step_equals_stepping():
         group["lr"] for group in jumped.optimizer.param_groups
     ]
     assert jumped.get_last_lr() == stepped.get_last_lr() and jumped.last_epoch == stepped.last_epoch
+
+
+def test_a_schedule_without_decay_has_no_end():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=3, decay="constant")) is None
+    assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=9, floor=0.5)) == (9, 0.25)
