@@ -32,6 +32,13 @@ _ROW_SCALES: Final = (
     "them: by CUTLASS's kernels, which PyTorch calls but on Hopper with CUDA 12.9 or newer, published steps took 8 "
     "to 25% longer than predicted"
 )
+_SLOW_ACCUMULATION: Final = (
+    "products in float8 of backward are as fast as those of forward, though they add up in single precision "
+    "(`use_fast_accum = False` of torchao), and no profile has measured them: by pytorch/ao#2377 they take 1.1 to 1.2 "
+    "times as long"
+)
+_HOPPER: Final = "9.0"
+"""The compute capability of GPUs whose tensor cores add up products in float8 with fewer bits than single precision."""
 _INDEX: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """The number of a block in a path."""
 
@@ -55,8 +62,11 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path, profile: Profile
     rules = () if plan.compile is None else plan.compile.rules
     compiled = [rule.treatment for rule in rules if isinstance(rule.treatment, Inductor)]
     yield from _of_unaligned(analysis, profile, compiled=bool(compiled))
-    if _scales_rows(analysis):
+    recipes = _float8_recipes(analysis)
+    if recipes - {"tensorwise"}:
         yield _ROW_SCALES
+    if "tensorwise" in recipes and analysis.device is not None and analysis.device.compute_capability == _HOPPER:
+        yield _SLOW_ACCUMULATION
     if any(module.kind == "experts" for module in manifest.modules.values()):
         yield "tokens are routed evenly to experts; where they are not, the busiest rank takes more time and memory"
     if offloads_some(analysis, "parameters"):
@@ -83,12 +93,12 @@ def _of_unaligned(analysis: Analysis, profile: Profile, *, compiled: bool) -> It
             yield f"{which} are padded where inductor compiles them, which it decides by a measurement"
 
 
-def _scales_rows(analysis: Analysis) -> bool:
-    """Whether a device other than a processor multiplies in float8 with a scale for each row."""
+def _float8_recipes(analysis: Analysis) -> set[str]:
+    """The recipes of layers that a device other than a processor computes in float8."""
     if analysis.device is None or analysis.device.kind == "cpu":
-        return False
+        return set()
     treatments = (rule.treatment for rule in converted_layers(analysis).values())
-    return any(isinstance(one, Float8) and one.recipe != "tensorwise" for one in treatments)
+    return {one.recipe for one in treatments if isinstance(one, Float8)}
 
 
 def of_profile(plan: Plan, device: str) -> Iterator[str]:
