@@ -1,4 +1,4 @@
-"""What a solution answers: the plan with its answers, the domains of its holes, its requirements and its objective."""
+"""Identity of a solved question: the plan with its answers, its holes' domains, its requirements and its objective."""
 
 from __future__ import annotations
 

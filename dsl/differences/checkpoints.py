@@ -1,4 +1,4 @@
-"""Whether checkpoints of one plan load under another, as `legoai.runtime.training.resume` decides on real tensors."""
+"""Compatibility of one plan's checkpoints with another plan, as `legoai.runtime.training.resume` decides on tensors."""
 
 from __future__ import annotations
 

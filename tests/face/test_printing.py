@@ -1,4 +1,4 @@
-"""What a model factory prints does not reach standard output, which has the command's result alone."""
+"""Prints of a model factory, which do not reach standard output: that has the command's result alone."""
 
 from __future__ import annotations
 

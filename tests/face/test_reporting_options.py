@@ -1,4 +1,4 @@
-"""Which plans are looked at, which diagnostics are reported, how, and with which exit status."""
+"""Options for the plans to look at, the diagnostics to report, and the exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated candidate shows of others: bounds of what is not tried, splits into stages, and buckets."""
+"""Observations of a simulated candidate for others: bounds of what is not tried, splits into stages, and buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the manifest of a factory's model depends on beside the factory's own file: other files, and the environment.
+"""Dependencies of the manifest of a factory's model beside the factory's own file: other files, and the environment.
 
 The cache compares both with those of the inspection, without running anything. A file is known by the digest of its
 content, a large one by its size and the time of its last change, a missing one as missing. Of environment variables

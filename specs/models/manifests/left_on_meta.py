@@ -1,4 +1,4 @@
-"""What a factory leaves on a model on the meta device that is lost when a run allocates its parameters there."""
+"""State that a factory leaves on a model on the meta device, and that is lost when a run allocates its parameters."""
 
 from __future__ import annotations
 

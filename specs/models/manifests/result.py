@@ -1,4 +1,4 @@
-"""What a model's forward returns, compared with what the loss takes."""
+"""The result of a model's forward, compared with what the loss takes."""
 
 from __future__ import annotations
 

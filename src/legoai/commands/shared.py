@@ -1,4 +1,4 @@
-"""What several commands need: arguments, diagnostics on the terminal, and a plan that may be lowered."""
+"""Common parts of commands: arguments, diagnostics on the terminal, and a plan that may be lowered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations Python issues while autograd runs, and which the nodes of autograd themselves."""
+"""Issuers of operations: Python while autograd runs, or the nodes of autograd themselves."""
 
 from __future__ import annotations
 

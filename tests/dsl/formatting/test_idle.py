@@ -1,4 +1,4 @@
-"""What `legoai fmt --expand` prints is the same plan, and gets no diagnostic that the plan does not get."""
+"""Output of `legoai fmt --expand`: the same plan, without a diagnostic that the plan does not get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a TorchTitan config in Python does beyond what is followed: it is reported, and names keep their meaning."""
+"""Statements of a Python config of TorchTitan that are not followed: they are reported, and names keep a meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has no effect by an answer of `legoai solve` is no slip: no rule reports it that is silent on the open plan."""
+"""Answers of `legoai solve` without effect, which no rule reports that is silent on the open plan."""
 
 from __future__ import annotations
 

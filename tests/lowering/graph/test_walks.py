@@ -1,4 +1,4 @@
-"""How often the passes walk the nodes of a graph."""
+"""Number of walks of the passes over the nodes of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a failed job says."""
+"""Messages of a failed job."""
 
 from __future__ import annotations
 

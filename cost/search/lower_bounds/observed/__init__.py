@@ -1,1 +1,1 @@
-"""What simulated candidates show of repeated blocks: their computation and activations, and their steady state."""
+"""Observations of repeated blocks in simulated candidates: computation, activations and steady state."""

@@ -1,4 +1,4 @@
-"""What steps with one form of the loss, or one way to share parameters, show of steps with another."""
+"""Observations of steps with one form of the loss, or one way to share parameters, for other steps."""
 
 from __future__ import annotations
 

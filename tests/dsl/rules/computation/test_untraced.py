@@ -1,4 +1,4 @@
-"""What torch's compiler does not trace: backward hooks, assignments in a checkpoint, and reads of values."""
+"""Constructs that torch's compiler does not trace: backward hooks, assignments in a checkpoint, and reads of values."""
 
 from __future__ import annotations
 

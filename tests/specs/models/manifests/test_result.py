@@ -1,4 +1,4 @@
-"""What forward returns is compared with what the loss takes."""
+"""The result of forward, compared with what the loss takes."""
 
 from __future__ import annotations
 
