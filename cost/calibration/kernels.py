@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -13,11 +13,12 @@ import torch
 
 from legoai.cost.calibration.movement import MOVEMENTS, error_of
 from legoai.cost.calibration.timing import Budget, Timer, out_of_cache
-from legoai.cost.kernels.kinds import Attention, Product
+from legoai.cost.kernels.kinds import ALIGNED, Attention, Product
 from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import STORED_AS, element_bytes
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.machine.kernel_time import narrow_rate, seconds_of
 from legoai.cost.profiles import from_document
+from legoai.cost.simulated.alignment import alignments
 from legoai.specs.dtypes import TORCH_DTYPES
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)
@@ -97,6 +98,35 @@ def matrix_products(
     trial = _product_model(curve, known)
     answers = [seconds_of(product, _only(trial, rate))[0] for product, _ in held]
     return _product_model(curve, found), error_of([time for _, time in held], answers)
+
+
+def unaligned_products(timer: Timer, curve: Mapping[str, Any], seconds: float, size: int) -> dict[str, dict[str, Any]]:
+    """Return a profile's constants for large products whose rows are not aligned (`kernel_time.narrow_rate`).
+
+    Args:
+        timer: of the device.
+        curve: of aligned products of half precision.
+        seconds: to take, about.
+        size: of the products' dims, about; a multiple of 16.
+    """
+    found = {}
+    for more_n, more_k in ((1, 0), (2, 0), (0, 1), (0, 2)):
+        n, k = size + more_n, size + more_k
+        x, weight = _tensor((size, k), "bf16", timer.device), _tensor((n, k), "bf16", timer.device)
+        out = x @ weight.t()
+        aligned = alignments((x, weight), out)
+        product = Product(
+            batch=1, m=size, n=n, k=k, rate="bf16", bytes=sum(one.nbytes for one in (x, weight, out)),
+            operands_aligned=aligned.get("operands_aligned", ALIGNED),
+            result_aligned=aligned.get("result_aligned", ALIGNED),
+        )  # fmt: skip
+        name = narrow_rate(product)
+        assert name is not None, "the sizes are odd"
+        time = timer.seconds(partial(torch.mm, x, weight.t()), seconds / 4)
+        work = product.flops * ProductCurve.read(curve).waste(product)
+        source = f"measured here: a product of {size} by {k} with {k} by {n}"
+        found[name] = {"value": work / max(time - curve["floor"], time / 2), "source": source}
+    return found
 
 
 _LAYOUTS: Final = ((False, True), (False, False), (True, False))

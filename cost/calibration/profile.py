@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from legoai.cost.calibration.calls import call_constants
 from legoai.cost.calibration.host import GAP_SOURCE, gap_seconds, issue_constants
-from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products
+from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products, unaligned_products
 from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
 from legoai.runtime.device import processor_name
 
+UNALIGNED_SIZE: Final = 4096
+"""Size of the products whose rows are not aligned: large enough for their start and end not to matter."""
 SHARE_OF_CALLS: Final = 0.25
 """Share of the time of a calibration in which the host's calls are measured."""
 
@@ -86,6 +88,7 @@ def calibrate(
     else:
         constants = issue_constants(device)
         constants["kernel_gap_seconds"] = {"value": 0.0, "source": "part of every time that was measured here"}
+        constants |= unaligned_products(timer, products["bf16"]["curve"], share / 4, UNALIGNED_SIZE)
         products["fp16"] = {"like": "bf16", "derived": "the rate of bf16, which the tensor cores share"}
     constants |= dict(calls)
     for key in list(attentions):
