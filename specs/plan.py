@@ -144,7 +144,7 @@ class Plan(Record, kw_only=True):
     @property
     def memory_limits(self) -> list[Requirement]:
         """The requirements that bound from above the bytes that a device may hold."""
-        return [item for item in self.require if item.metric == "peak_memory" and item.comparison in ("<=", "<", "==")]
+        return [item for item in self.require if item.metric == "peak_memory" and item.bounds_above]
 
     @property
     def memory_limit(self) -> int | None:

@@ -20,7 +20,7 @@ def room_of(analysis: Analysis, machine: Machine) -> Room:
     memory = machine.device.memory
     required: dict[str, float] = {}
     for item in analysis.plan.require:
-        if item.comparison in ("<=", "<", "=="):
+        if item.bounds_above:
             required[item.metric] = min(item.bound, required.get(item.metric, math.inf))
     return Room(
         device=math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes,

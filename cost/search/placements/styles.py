@@ -32,8 +32,6 @@ from legoai.specs.span import Span
 _MOST_ROUNDS: Final = 8
 """Limit of solutions that lint may reject before the search gives up on the styles of a candidate."""
 
-_LIMITED: Final = ("peak_memory", "reserved_memory")
-
 Choices = tuple[int | None, ...]
 Forbidden = frozenset[tuple[int, Label]]
 """Styles of holes, as pairs of hole and label, that must not be chosen together."""
@@ -188,7 +186,7 @@ def _placed(
 def _most_bytes(plan: Plan, machine: Machine) -> float | None:
     """Memory limit of a device in bytes, by its capacity and the plan's requirements; None without a limit."""
     memory = machine.device.memory
-    limits = [item.bound for item in plan.require if item.metric in _LIMITED and item.comparison in ("<=", "<", "==")]
+    limits = [item.bound for item in plan.require if item.limits_memory]
     if memory is not None and memory.capacity_bytes is not None:
         limits.append(memory.capacity_bytes)
     return min(limits, default=None)
