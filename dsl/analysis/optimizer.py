@@ -184,4 +184,4 @@ def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
             ("write `all`, or leave `muon` out",),
         )
     elif amount == "adaptive" and analysis.plan.memory_limit is None:
-        yield Unsupported(place, *without_limit("optimizer"))
+        yield Unsupported(place, *without_limit(analysis, "optimizer"))

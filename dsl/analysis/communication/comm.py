@@ -14,6 +14,7 @@ from legoai.dsl.analysis.communication.measured_profile import supports as suppo
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import below, following, grouped, is_within
+from legoai.dsl.analysis.magnitudes.limits import how_to_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
@@ -160,8 +161,8 @@ def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
         yield _option(
             analysis,
             "unshard",
-            "without a limit of memory it is not known what can stay gathered",
-            "add `require peak_memory <= 70GiB`, with the bytes that a step may take",
+            "without a limit of active memory it is not known what can stay gathered",
+            how_to_limit(analysis.plan),
         )
     elif any(isinstance(unit.reshard, int) for unit in fsdp_units(analysis).values()):
         yield _option(
