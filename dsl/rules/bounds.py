@@ -49,7 +49,7 @@ class LogitsOverMemory(Check):
         state = state_bytes(analysis) if plan.mesh.pp == 1 else None
         beside = state.parameters + state.optimizer if state is not None else 0
         device = analysis.device
-        capacity = device.memory.capacity_bytes if device is not None and device.memory is not None else None
+        capacity = device.capacity if device is not None else None
         parts = f"the logits of a micro batch take at least {format_bytes(logits)}"
         parts += f", and parameters with optimizer state {format_bytes(beside)}" if beside else ""
         help = ["use a smaller micro batch, more ranks of `cp`, `loss chunked(…)`, or shard the output on `tp`"]

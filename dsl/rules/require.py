@@ -101,8 +101,7 @@ class BudgetBeyondDevice(Check):
 
 
 def _capacity(analysis: Analysis) -> int | None:
-    memory = analysis.device.memory if analysis.device is not None else None
-    return memory.capacity_bytes if memory is not None else None
+    return analysis.device.capacity if analysis.device is not None else None
 
 
 class StateOverBudget(Check):
