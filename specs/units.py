@@ -1,4 +1,4 @@
-"""Units of the plan language: bytes, seconds and fractions, read and printed."""
+"""Units of the plan language: bytes, seconds and fractions, read and printed; and counts with their nouns."""
 
 from __future__ import annotations
 
@@ -49,6 +49,12 @@ def format_seconds(duration: float) -> str:
 def format_fraction(fraction: float) -> str:
     """The fraction as a percentage: ``10%``."""
     return f"{_plain(fraction * 100)}%"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a number with its noun: ``1 hole``, ``1,024 ranks``, ``2 micro batches``."""
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 _WRITTEN_IN: Final[dict[Dimension, tuple[str, ...]]] = {

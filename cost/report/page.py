@@ -19,6 +19,7 @@ from legoai.cost.report.holders import causes_of_categories, holders
 from legoai.cost.report.parts import COMMUNICATION, COPIES, HOST, LAUNCH
 from legoai.cost.report.pictures import pipeline_picture
 from legoai.cost.trace.records import Category
+from legoai.specs.units import counted
 
 _SHOWN = 15
 _FEWEST = 8_000
@@ -71,7 +72,7 @@ def _asset(name: str) -> str:
 def _head(estimate: Estimate) -> Iterator[str]:
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
-    hosts = f"{cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    hosts = counted(cluster.hosts, "host")
     fabric = f" on {cluster.fabric.name}" if cluster.fabric is not None else ""
     yield f"<h1>{escape(estimate.plan + variant)}</h1>"
     yield f'<p class="soft">{estimate.world_size} × {escape(device.name)}, {hosts}{escape(fabric)}</p>'

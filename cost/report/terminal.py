@@ -15,6 +15,7 @@ from legoai.cost.report.holders import causes_of_categories, holders
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 _SHOWN: Final = 5
@@ -48,7 +49,7 @@ def title(estimate: Estimate) -> str:
     """Return the plan and its cluster as one line."""
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
-    hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
+    hosts = counted(cluster.hosts, "host")
     fabric = f", {cluster.fabric.name}" if cluster.fabric is not None else ""
     return visible_line(f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from legoai.cost.trace.records import Category
-from legoai.specs.units import GIB, KIB, MIB, TIB
+from legoai.specs.units import GIB, KIB, MIB, TIB, counted
 
 if TYPE_CHECKING:
     from legoai.cost.memory.host import HostMemory
@@ -63,11 +63,6 @@ def size(count: float) -> str:
         if abs(count) >= base:
             return f"{_three(count / base)} {unit}"
     return f"{count:.0f} B"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun: ``1 hole``, ``1,024 holes``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def share(value: float) -> str:

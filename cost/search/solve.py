@@ -40,6 +40,7 @@ from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span
+from legoai.specs.units import counted
 
 _STOPPED: Final[Mapping[Status, str]] = {"time_limit": "came to its time limit", "interrupted": "was interrupted"}
 """What became of a search that did not end by itself, in words."""
@@ -329,7 +330,7 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
     for item in left:
         values = [figures.metric(item.metric, item.dimension) for figures in simulated.values()]
         if values:
-            every = words.counted(len(values), "simulated candidate")
+            every = counted(len(values), "simulated candidate")
             best = words.bound(_nearest(item, values), item.dimension)
             help.append(f"the best `{item.metric}` of {every} is {best}, where `{item.limit}` is required")
     if untried:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legoai.specs.units import UNITS, format_exactly
+from legoai.specs.units import UNITS, counted, format_exactly
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,12 @@ def test_bytes_are_written_in_the_largest_unit_with_few_digits(value: float, tex
 )
 def test_other_values_keep_all_digits(value: float, dimension, text: str):
     assert format_exactly(value, dimension) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(0, "error", "0 errors"), (1, "micro batch", "1 micro batch"), (2, "micro batch", "2 micro batches"),
+     (1024, "device", "1,024 devices")],
+)  # fmt: skip
+def test_counts_have_nouns(count: int, noun: str, text: str):
+    assert counted(count, noun) == text

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from legoai.commands.cost import add_profile, estimated
 from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
-from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, say, settings_of
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, say, settings_of
 from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
@@ -20,6 +20,7 @@ from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.dsl.rules.training.unsimulated import UnsimulatedModel
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.record import replace
+from legoai.specs.units import counted
 
 _DESCRIPTION = """\
 Lint plans, simulate each of them and each of its variants, and compare the results with their `require`

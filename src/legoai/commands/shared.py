@@ -18,6 +18,7 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
 from legoai.specs.files import replace_file, try_to_replace
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:
@@ -256,11 +257,6 @@ def show(
     """Write diagnostics, to standard output unless ``stream`` is given."""
     stream = stream or sys.stdout
     stream.write(render(format, diagnostics, files, color=wants_color(stream, color)))
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun: ``1 error``, ``3 errors``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def summary(diagnostics: Sequence[Diagnostic]) -> str:
