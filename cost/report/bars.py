@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
-from legoai.cost.report.words import path
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.timeline import COMMUNICATION, Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
+from legoai.cost.words import path
 
 MOST: Final = 30_000
 """Most bars of a page; where there are more, neighbours of one module are drawn as one."""

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.graph_passes import PassEstimate
-from legoai.cost.report import words
 from legoai.cost.report.bars import Bar, rank_tracks
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.chrome import Lines

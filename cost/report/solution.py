@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from legoai.cost.report import words
+from legoai.cost import words
 from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint.decision import Tried

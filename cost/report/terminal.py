@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate, RankEstimate
-from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
-from legoai.cost.report.holders import causes_of_categories, holders
+from legoai.cost.report.holders import causes_of_categories, holders, offloaded
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
@@ -126,7 +126,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     if estimate.host_memory is not None:
-        rows.append(("  offloaded to host memory", *words.offloaded(estimate.host_memory)))
+        rows.append(("  offloaded to host memory", *offloaded(estimate.host_memory)))
     yield from _table(rows, right=(1,))
     yield from (f"  {advice}" for advice in by_segments(item, estimate.machine))
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import legoai
+from legoai.cost import words
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
-from legoai.cost.report import words
 from legoai.cost.search.baselines import Baseline, baselines
 from legoai.cost.search.branch_and_bound.tree import Search
 from legoai.cost.search.candidate_bounds.bounds import BoundsOf

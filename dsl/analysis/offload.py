@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.magnitudes.limits import how_to_limit
+from legoai.dsl.analysis.memory_limit import how_to_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from legoai.cost.report.words import seconds, size
+from legoai.cost.words import seconds, size
 from legoai.specs.units import UNITS, counted, format_bytes, format_exactly, format_seconds
 
 

@@ -14,7 +14,7 @@ from legoai.dsl.analysis.communication.measured_profile import supports as suppo
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import below, following, grouped, is_within
-from legoai.dsl.analysis.magnitudes.limits import how_to_limit
+from legoai.dsl.analysis.memory_limit import how_to_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner

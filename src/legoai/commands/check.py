@@ -141,7 +141,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     from legoai.cost.report.budgets import advice, violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.checkpointing import never_called
-    from legoai.cost.report.words import seconds, size
+    from legoai.cost.words import seconds, size
 
     variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
     ok = sum(item.ok for item in estimate.requirements)

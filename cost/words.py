@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from legoai.cost.trace.records import Category
 from legoai.specs.units import BYTES, SECONDS, counted, unit_of
-
-if TYPE_CHECKING:
-    from legoai.cost.memory.host import HostMemory
 
 CATEGORIES: Final[dict[Category, str]] = {
     "parameter": "parameters",
@@ -112,16 +109,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         for row in rows
     ]
-
-
-def offloaded(memory: HostMemory) -> tuple[str, str]:
-    """Return the host memory of a rank, and that of all ranks of a host, in words."""
-    rank = memory.of_rank
-    parts = {"parameters": rank.parameters, "gradients": rank.gradients, "optimizer state": rank.optimizer}
-    held = ", ".join(f"{name} {size(found)}" for name, found in parts.items() if found)
-    return size(
-        rank.total
-    ), f"of each rank: {held}; {size(memory.total)} of the {counted(memory.ranks, 'rank')} of a host"
 
 
 def _three(value: float) -> str:
