@@ -24,7 +24,7 @@ import numpy as np
 from legoai.cost.capture import capture_equal_ranks
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError
-from legoai.cost.simulated.forking import begin_forked, may_fork, processors
+from legoai.cost.simulated.forking import begin_forked, may_fork
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.intervals import RESOURCES, busy_until
@@ -35,6 +35,7 @@ from legoai.cost.trace.trace import Trace, records_of
 from legoai.lowering.program import Program
 from legoai.runtime.launching.signals import held_signals
 from legoai.specs.cluster import Device
+from legoai.specs.cores import cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +199,7 @@ class _Job:
 def _in_processes(
     job: _Job, groups: Sequence[Sequence[int]], measure: Callable[[Trace], Any]
 ) -> Iterator[tuple[int, tuple[Trace, Any]]]:
-    workers = min(processors(), len(groups))
+    workers = min(cores(), len(groups))
     if workers < 2 or not may_fork():
         for group in groups:
             yield from job.captured(group, measure)
