@@ -18,6 +18,7 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
 from legoai.specs.files import replace_file, try_to_replace
+from legoai.specs.terminal import may_color
 from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
@@ -240,10 +241,8 @@ def say(message: str) -> None:
 
 
 def wants_color(stream: TextIO, choice: str = "auto") -> bool:
-    """Whether colours are shown: as ``choice`` says; `auto` on a terminal, unless NO_COLOR is set to anything."""
-    if choice != "auto":
-        return choice == "always"
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    """Whether colours are shown: as ``choice`` says; `auto` where the stream may carry them."""
+    return choice == "always" or (choice == "auto" and may_color(stream))
 
 
 def show(
