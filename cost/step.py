@@ -31,7 +31,7 @@ from legoai.cost.timing.intervals import RESOURCES, busy_until
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
 from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
-from legoai.cost.trace.trace import Trace, records_of
+from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from legoai.runtime.launching.signals import held_signals
 from legoai.specs.cluster import Device
@@ -84,7 +84,6 @@ def simulate_pipeline(
     cost: Callable[[Timed], Cost],
     host: Host,
     measure: Callable[[Trace], Any] = lambda _: None,
-    whole: bool = False,
 ) -> PipelineStep:
     """Capture one rank of each coordinate on the `pp` axis, and time a step of all of them.
 
@@ -98,7 +97,6 @@ def simulate_pipeline(
         cost: of an operation when nothing runs beside it.
         host: of every rank.
         measure: called on each trace in the process that captured it, for example to measure its memory.
-        whole: whether to time every operation instead of every action as one op, which takes longer.
 
     Raises:
         SimulationError: the program cannot be captured, or its ranks wait for each other.
@@ -113,7 +111,7 @@ def simulate_pipeline(
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
         step, translation = trace.between(trace.steps[-1]), trace.translation
-        records[number] = list(records_of(step, translation)) if whole else timer.compressed(step, translation)
+        records[number] = timer.compressed(step, translation)
     try:
         times = simulate_ranks(records, cost, host)
     except StandstillError as error:
