@@ -8,6 +8,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.memory_limit import how_to_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import name_of
 
 
 def offloads(analysis: Analysis, what: str) -> bool:
@@ -39,7 +40,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         if offload.activations == "adaptive" and analysis.plan.memory_limit is None:
             yield Unsupported(analysis.span_of(offload, "activations"), *without_limit(analysis, "activations"))
     else:
-        amount = getattr(offload.activations, "name", offload.activations)
+        amount = name_of(offload.activations)
         yield Unsupported(
             analysis.span_of(offload, "activations"),
             f"`activations = {amount}` of `offload` is not lowered: it places copies between the operations "
