@@ -65,7 +65,7 @@ _LEVELS: Final[Sequence[_Level]] = (
 )
 
 
-def rank_tracks(item: RankEstimate, lines: Lines, *, most: int = MOST) -> tuple[Track, ...]:
+def rank_tracks(item: RankEstimate, lines: Lines, *, most: int) -> tuple[Track, ...]:
     """Return the tracks of a rank, with at most ``most`` bars and one for each track.
 
     Where there are more operations, neighbours of one module and phase are drawn as one bar; else those of one block

@@ -240,7 +240,7 @@ def say(message: str) -> None:
     print(visible_line(message), file=sys.stderr, flush=True)
 
 
-def wants_color(stream: TextIO, choice: str = "auto") -> bool:
+def wants_color(stream: TextIO, choice: str) -> bool:
     """Whether colours are shown: as ``choice`` says; `auto` where the stream may carry them."""
     return choice == "always" or (choice == "auto" and may_color(stream))
 
