@@ -411,7 +411,7 @@ def _run_steps(
     device: Device,
     *,
     few: bool,
-    then: Callable[[], object] | None = None,
+    then: Callable[[], object] | None,
 ) -> int:
     """Record the initial state and then the steps; call ``then`` after the last step.
 

@@ -13,6 +13,8 @@ import legoai
 
 _SUFFIXES: Final = frozenset({".py", ".toml", ".gz"})
 """Endings of the files that count: modules, the catalogue, and profiles."""
+SIMULATION: Final = ("cost", "dsl", "lowering", "runtime", "specs")
+"""Folders of the package whose code decides what a simulation captures, and with it every figure of a plan."""
 
 
 @functools.cache

@@ -12,13 +12,14 @@ from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
 from legoai.cost.search.evaluation.figures_cache import figures_file, identity_of, read_cache, write_cache
-from legoai.cost.simulated.forking import may_fork, processors
+from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.differences.changes import Change
 from legoai.dsl.differences.comparison import Comparison
 from legoai.lowering.program import LoweringError, lower
 from legoai.specs.cluster import CatalogueError
+from legoai.specs.cores import cores
 
 Progress = Callable[[int, int], None]
 """Called with the number of simulated programs, and of all programs."""
@@ -232,7 +233,7 @@ class _Runs:
             kept = read_cache(file)
             # At least two, so that they are processes: this process must not import the modules beside one plan.
             evaluator = Simulation(
-                directory=folder, profile=self._profile, workers=max(2, processors()), kept=kept, whole=True
+                directory=folder, profile=self._profile, workers=max(2, cores()), kept=kept, whole=True
             )
             try:
                 with evaluator:

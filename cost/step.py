@@ -24,17 +24,18 @@ import numpy as np
 from legoai.cost.capture import capture_equal_ranks
 from legoai.cost.pipelines.equal_stages import equal_coordinates
 from legoai.cost.simulated.device import Kind, SimulationError
-from legoai.cost.simulated.forking import begin_forked, may_fork, processors
+from legoai.cost.simulated.forking import begin_forked, may_fork
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.engine import simulate_ranks
 from legoai.cost.timing.intervals import RESOURCES, busy_until
 from legoai.cost.timing.rank_timeline import RankTimeline, StandstillError
 from legoai.cost.timing.timeline import Cost, Host, Timed
 from legoai.cost.trace.records import Collective
-from legoai.cost.trace.trace import Trace, records_of
+from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from legoai.runtime.launching.signals import held_signals
 from legoai.specs.cluster import Device
+from legoai.specs.cores import cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,6 @@ def simulate_pipeline(
     cost: Callable[[Timed], Cost],
     host: Host,
     measure: Callable[[Trace], Any] = lambda _: None,
-    whole: bool = False,
 ) -> PipelineStep:
     """Capture one rank of each coordinate on the `pp` axis, and time a step of all of them.
 
@@ -97,7 +97,6 @@ def simulate_pipeline(
         cost: of an operation when nothing runs beside it.
         host: of every rank.
         measure: called on each trace in the process that captured it, for example to measure its memory.
-        whole: whether to time every operation instead of every action as one op, which takes longer.
 
     Raises:
         SimulationError: the program cannot be captured, or its ranks wait for each other.
@@ -112,7 +111,7 @@ def simulate_pipeline(
     records = {}
     for number, (trace, _) in zip(numbers, captured, strict=True):
         step, translation = trace.between(trace.steps[-1]), trace.translation
-        records[number] = list(records_of(step, translation)) if whole else timer.compressed(step, translation)
+        records[number] = timer.compressed(step, translation)
     try:
         times = simulate_ranks(records, cost, host)
     except StandstillError as error:
@@ -198,7 +197,7 @@ class _Job:
 def _in_processes(
     job: _Job, groups: Sequence[Sequence[int]], measure: Callable[[Trace], Any]
 ) -> Iterator[tuple[int, tuple[Trace, Any]]]:
-    workers = min(processors(), len(groups))
+    workers = min(cores(), len(groups))
     if workers < 2 or not may_fork():
         for group in groups:
             yield from job.captured(group, measure)

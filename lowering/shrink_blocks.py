@@ -56,8 +56,8 @@ def choose_blocks(
     manifest: Manifest,
     *,
     stages: tuple[int, int] | None,
-    split: Sequence[str] = (),
-    kinds: Sequence[object] | None = None,
+    split: Sequence[str],
+    kinds: Sequence[object] | None,
 ) -> Blocks | None:
     """Choose blocks so that each rule and each stage has its own.
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from legoai.lowering.shrink_decoder import DecoderConfig, smaller_decoder, smaller_ids, without_dropout
 from legoai.lowering.shrink_sizes import LARGEST_AS_IT_IS, PATCHES, VOCABULARY, Shape, Sizes, check_size, shape_of
 from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.models.reads import Images, Tokens
+from legoai.specs.models.reads import Images
 from legoai.specs.plan import Plan
 
 
@@ -22,15 +22,14 @@ def smaller_fields(
     Raises:
         CannotShrinkError: the model is large, and the meaning of its config's fields is not known.
     """
-    reads = manifest.reads
     missing = ""
-    if reads is None or isinstance(reads, Tokens):
+    if manifest.reads_tokens:
         decoder = DecoderConfig(fields)
         if decoder.unknown is None:
             values, ratio = smaller_decoder(decoder, sizes)
             return {**values, **without_dropout(fields)}, ratio
         missing = f" ({decoder.unknown})"
-    elif isinstance(reads, Images) and _is_vision(fields):
+    elif isinstance(manifest.reads, Images) and _is_vision(fields):
         values = _vision_fields(fields, sizes)
         return {**without_dropout(fields), **values}, (values["hidden_size"] / int(fields["hidden_size"])) ** 2
     elif fields.get("model_type") == "t5":
@@ -48,7 +47,7 @@ def keeps_blocks(plan: Plan, manifest: Manifest, config: Mapping[str, Any] | Non
     if plan.model.family != "huggingface":
         return False
     fields = {**(config or {}), **plan.model.arguments}
-    if isinstance(manifest.reads, Tokens):
+    if manifest.reads_tokens:
         return DecoderConfig(fields).unknown is not None
     return not (isinstance(manifest.reads, Images) and _is_vision(fields))
 

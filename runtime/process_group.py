@@ -17,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.parallelism.mesh import forget_split_meshes
 from legoai.runtime.torch_internals.compiler.cuda_graphs import drop_cuda_graphs
 from legoai.runtime.torch_internals.distributed.gloo_workers import wait_for_gloo_workers
 from legoai.runtime.torch_internals.distributed.process_groups import group_timeout
@@ -103,6 +104,7 @@ def _leave() -> None:
     """Destroy all groups, after the CUDA graphs that contain their collectives, for which NCCL would wait."""
     drop_cuda_graphs()
     dist.destroy_process_group()
+    forget_split_meshes()
 
 
 def record_collectives(device: Device, folder: Path | None, *, entries: int) -> None:

@@ -140,6 +140,11 @@ class Device(Record, kw_only=True):
         return _figure(self, f"device {self.name}", path)
 
     @property
+    def capacity(self) -> int | None:
+        """Bytes of its memory; None where that is not stated."""
+        return self.memory.capacity_bytes if self.memory is not None else None
+
+    @property
     def compute_capability(self) -> str | None:
         """CUDA compute capability; None where it is not stated."""
         return self.processor.compute_capability if self.processor is not None else None

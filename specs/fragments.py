@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
-
-BLOCK: Final = 512
-"""Bytes to which torch's allocator rounds."""
+from typing import NamedTuple
 
 
 class Fragment(NamedTuple):
@@ -24,8 +21,3 @@ def within(fragments: Sequence[Fragment], most: int) -> list[Fragment]:
             found.add(fragment)
             most -= fragment.bytes
     return [fragment for fragment in fragments if fragment in found]
-
-
-def rounded(size: int) -> int:
-    """Return the bytes that the allocator takes for a tensor of so many."""
-    return -(-size // BLOCK) * BLOCK

@@ -143,12 +143,12 @@ class Plan(Record, kw_only=True):
 
     @property
     def memory_limits(self) -> list[Requirement]:
-        """The requirements that bound from above the bytes that a device may hold."""
-        return [item for item in self.require if item.metric == "peak_memory" and item.comparison in ("<=", "<", "==")]
+        """The requirements that bound from above the active bytes of a device, which passes over a graph count."""
+        return [item for item in self.require if item.metric == "peak_memory" and item.bounds_above]
 
     @property
     def memory_limit(self) -> int | None:
-        """The most bytes that a device may hold by the requirements; None where they set no limit."""
+        """The most active bytes that a device may hold by the requirements; None where they set no limit."""
         return min((int(item.bound) for item in self.memory_limits), default=None)
 
     @property

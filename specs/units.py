@@ -1,7 +1,9 @@
-"""Units of the plan language: bytes, seconds and fractions, read and printed."""
+"""Units of the plan language: bytes, seconds and fractions, read and printed; and counts with their nouns."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Final, Literal
 
 Dimension = Literal["bytes", "seconds", "fraction", "number"]
@@ -30,25 +32,45 @@ UNITS: Final[dict[str, tuple[Dimension, float]]] = {
 """Unit name to its dimension and its size in that dimension's base unit (byte, second, one)."""
 
 
+BYTES: Final = (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB), ("B", 1))
+SECONDS: Final = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+
+
+def unit_of(value: float, units: Sequence[tuple[str, float]], rounded: str) -> tuple[str, float]:
+    """Return the largest unit in which a value has a whole digit, and its size.
+
+    Args:
+        value: in the dimension's base unit.
+        units: of the dimension with their sizes, largest first.
+        rounded: format in which the value will be written: what it rounds up to a unit is written in that unit.
+    """
+    for (unit, size), (_, below) in itertools.pairwise(units):
+        if float(f"{abs(value) / below:{rounded}}") >= round(size / below):
+            return unit, size
+    return units[-1]
+
+
 def format_bytes(count: float) -> str:
     """Format bytes in the largest binary unit that keeps at least one whole digit: ``72GiB``, ``1.5MiB``."""
-    for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if abs(count) >= size:
-            return f"{_plain(count / size)}{unit}"
-    return f"{_plain(count)}B"
+    unit, size = unit_of(count, BYTES, ".6g")
+    return f"{_plain(count / size)}{unit}"
 
 
 def format_seconds(duration: float) -> str:
     """Format a duration in the largest of s, ms and us that keeps at least one whole digit: ``1.25s``, ``340us``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if abs(duration) >= size:
-            return f"{_plain(duration / size)}{unit}"
-    return f"{_plain(duration / 1e-6)}us"
+    unit, size = unit_of(duration, SECONDS, ".6g")
+    return f"{_plain(duration / size)}{unit}"
 
 
 def format_fraction(fraction: float) -> str:
     """The fraction as a percentage: ``10%``."""
     return f"{_plain(fraction * 100)}%"
+
+
+def counted(count: int, noun: str) -> str:
+    """Format a number with its noun: ``1 hole``, ``1,024 ranks``, ``2 micro batches``."""
+    plural = "" if count == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 _WRITTEN_IN: Final[dict[Dimension, tuple[str, ...]]] = {

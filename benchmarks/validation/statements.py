@@ -6,8 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-LLAMA_DIMS = ("dim", "n_layers", "n_heads", "n_kv_heads", "hidden_dim", "vocab_size")
-
 TENSOR_PARALLEL_LLAMA = """shard on tp {
   tok_embeddings                  = rowwise(input = replicate, output = shard(1))
   layers.*.{attention, ffn}_norm  = sequence

@@ -29,7 +29,7 @@ def calibrate(
     device: str,
     name: str,
     seconds: float,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Callable[[str], None],
     group: dist.ProcessGroup | None = None,
     calls: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def beside_collectives(work: Work, profile: Profile) -> Beside | None:
     return Beside(0.0, 1.0)
 
 
-def slowdown_by_collective(profile: Profile, channels: int | None = None) -> float:
+def slowdown_by_collective(profile: Profile, channels: int | None) -> float:
     """Return :attr:`Cost.slowdown` of a collective.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -45,7 +44,7 @@ class OpCosts:
     """Profile of the processor for operators on host memory; loaded on first use."""
 
     def __post_init__(self) -> None:
-        self.kernels = _of_kernels(self.machine.profile)
+        self.kernels = self.machine.profile.kernels
         self.gap = self.machine.constant("kernel_gap_seconds") or 0.0
         if self.machine.device.kind == "cpu":
             self.calls = Host(calls=self.machine.calls())
@@ -138,12 +137,6 @@ class OpCosts:
         rate, model = self.copies[copy.direction]
         resource: Resource = "host_to_device" if copy.direction == "host_to_device" else "device_to_host"
         return Cost(seconds=self.gap + copy.bytes / rate, resource=resource, model=model)
-
-
-@functools.lru_cache(maxsize=4)
-def _of_kernels(profile: Profile) -> dict[object, Cost]:
-    """Computed costs of kernels, by what they depend on: a search asks for the same ones repeatedly."""
-    return {}
 
 
 def _copy_rate(machine: Machine, direction: str) -> tuple[float, str]:

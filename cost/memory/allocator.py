@@ -12,10 +12,9 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
+from legoai.specs.allocator import BLOCK
 from legoai.specs.units import MIB
 
-BLOCK: Final = 512
-"""Bytes to a multiple of which every block is rounded: the unit of sizes and addresses in a pool."""
 SMALL: Final = MIB
 SMALL_SEGMENT: Final = 2 * MIB
 LARGE_FROM: Final = 10 * MIB
@@ -29,15 +28,6 @@ GIVEN_BACK: Final = -1
 
 PoolKey: TypeAlias = tuple[int, bool]
 """Stream, and whether the blocks are small."""
-
-
-def round_block(size: int) -> int:
-    """Return the bytes of the block that serves a request; 0 for 0.
-
-    >>> round_block(1), round_block(513)
-    (512, 1024)
-    """
-    return -(-size // BLOCK) * BLOCK
 
 
 def segment_size(block: int) -> int:

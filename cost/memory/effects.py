@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.trace.records import Allocate, Categorise, Free, Kernel, Phase, Resize
 from legoai.cost.trace.segments import Instance, Segment, outside_index
+from legoai.specs.allocator import round_block
 
 _STREAM_BITS: Final = 16
 """Width of the stream in a block's number; the bytes are above it."""

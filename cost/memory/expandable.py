@@ -12,7 +12,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 
-from legoai.cost.memory.allocator import ADDRESS, ADDRESS_BITS, BLOCK, LARGE_SEGMENT, SMALL_SEGMENT, Pool
+from legoai.cost.memory.allocator import ADDRESS, ADDRESS_BITS, LARGE_SEGMENT, SMALL_SEGMENT, Pool
+from legoai.specs.allocator import BLOCK
 
 _ENDLESS = 2**ADDRESS_BITS
 """End of all addresses, in units: the range is larger than the device's memory."""

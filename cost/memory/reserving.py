@@ -23,7 +23,6 @@ from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from legoai.cost.memory.allocator import (
-    BLOCK,
     GIVEN_BACK,
     SMALL,
     CachingAllocator,
@@ -38,6 +37,7 @@ from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.rounds import Rounds
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.cost.trace.trace import Trace
+from legoai.specs.allocator import BLOCK
 
 _PERIODS: Final = 4
 """Rounds after which a pool is compared with its earlier state: small storages may alternate between two addresses."""

@@ -42,8 +42,7 @@ class MemoryUse:
 
 def memory_use(trace: Trace, machine: Machine) -> MemoryUse:
     """Run a rank's storages through the allocator, and add memory outside it."""
-    known = machine.device.memory
-    capacity = known.capacity_bytes if known is not None else None
+    capacity = machine.device.capacity
     if machine.device.kind == "cpu":
         peak = memory(trace).peak
         return MemoryUse(

@@ -78,7 +78,7 @@ class Regression:
         return self.bytes[0] == self.bytes[1]
 
     def near_one_size(
-        self, asked: tuple[float, float], there: tuple[float, float], ranks: int, measured: float | None = None
+        self, asked: tuple[float, float], there: tuple[float, float], ranks: int, measured: float | None
     ) -> float:
         """Seconds of a message, where measurements have one size only, which calibrates the formula's rate.
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from legoai.cost.code_state import state_of_code
+from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.replay.key import variation_of
 from legoai.cost.replay.store import keep_bytes, kept_bytes
@@ -30,8 +30,6 @@ from legoai.specs.plan import Plan
 T = TypeVar("T")
 
 _FOLDER: Final = "pipelines"
-_SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
-"""Folders of the package whose code a simulation depends on."""
 _DIGEST_BYTES: Final = 32
 """Bytes of the digest at the start of a cache file."""
 _LEVEL: Final = 1
@@ -109,4 +107,4 @@ def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> 
     of_machine = [f"{machine.profile.name}@{machine.profile.hash}", repr(machine.cluster), expandable_segments(plan)]
     # Unlike a piece, a pipeline's trace cannot be derived for other depths or numbers of micro batches.
     parts = [variation.key, variation.lengths, variation.micro_batches, *of_machine]
-    return hashlib.sha256(json.dumps([*parts, state_of_code(*_SOURCES)]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*parts, state_of_code(*SIMULATION)]).encode()).hexdigest()

@@ -114,6 +114,7 @@ class Profile:
         held_out: error on measurements that were not fitted, by class.
         fabrics: collectives over hosts in runs of the user's own, by fabric, and by collective and placement.
         answers: cache of estimates.
+        kernels: cache of the costs of kernels, by what they depend on: a search asks for the same ones repeatedly.
     """
 
     name: str
@@ -129,6 +130,7 @@ class Profile:
     held_out: Mapping[str, Mapping[str, Any]]
     fabrics: Mapping[str, Mapping[tuple[str, int, int], Measured]] = field(default_factory=dict)
     answers: dict[Work, tuple[float, str]] = field(default_factory=dict)
+    kernels: dict[object, Any] = field(default_factory=dict, init=False)
 
     def moving(self, kind: MovementKind, form: MovementForm = "") -> tuple[MovementCurve, str]:
         """Return the curve of a memory-bound kernel, and a note on its derivation."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from legoai.cost.code_state import state_of_code
+from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.replay.file import FORMAT
 from legoai.cost.replay.repeated_blocks import TAKEN, runs_of
 from legoai.dsl.analysis.repeated_blocks import BlockClasses
@@ -40,8 +40,6 @@ _STATEMENT: Final = re.compile(r"\n(?=[^\s)\]}#])")
 _QUOTES: Final = '"""'
 _STATEMENTS: Final = 4096
 """Size of the cache of parsed statements; the program of a candidate has some twenty."""
-_SOURCES: Final = ("cost", "lowering", "runtime", "specs")
-"""Folders of the package whose code a capture depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def variation_of(
         else runs.likeness,
         [world, rank, kind, of_device],
         measured,
-        state_of_code(*_SOURCES),
+        state_of_code(*SIMULATION),
     ]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     lengths: dict[str, tuple[int, ...]] = {path: (depth,) for path, depth in depths.items()} if found.deep else {}

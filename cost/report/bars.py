@@ -10,10 +10,10 @@ from typing import Final, TypeAlias
 
 from legoai.cost.estimate import RankEstimate
 from legoai.cost.report.chrome import Lines, title, tracks
-from legoai.cost.report.words import path
 from legoai.cost.timing.intervals import Intervals, SegmentIntervals
 from legoai.cost.timing.timeline import COMMUNICATION, Interval, Timed
 from legoai.cost.trace.records import Collective, Copy
+from legoai.cost.words import path
 
 MOST: Final = 30_000
 """Most bars of a page; where there are more, neighbours of one module are drawn as one."""
@@ -65,7 +65,7 @@ _LEVELS: Final[Sequence[_Level]] = (
 )
 
 
-def rank_tracks(item: RankEstimate, lines: Lines, *, most: int = MOST) -> tuple[Track, ...]:
+def rank_tracks(item: RankEstimate, lines: Lines, *, most: int) -> tuple[Track, ...]:
     """Return the tracks of a rank, with at most ``most`` bars and one for each track.
 
     Where there are more operations, neighbours of one module and phase are drawn as one bar; else those of one block

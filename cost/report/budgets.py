@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.holders import causes_of_categories
 from legoai.cost.report.parts import BUBBLE, COMMUNICATION, COMPUTATION, parts

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from legoai.cost.estimate import RankEstimate
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.timing.intervals import Floats, Intervals
 from legoai.cost.timing.timeline import Interval
 from legoai.cost.trace.numbers import NONE
 from legoai.cost.trace.records import Allocate, Categorise, Category, Copy, Free, Kernel, Record, Resize
 from legoai.cost.trace.segments import Instance, Item, Segment
+from legoai.specs.allocator import round_block
 
 Integers: TypeAlias = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from legoai.cost.report import words
+from legoai.cost import words
 from legoai.dsl.differences.changes import Change
 from legoai.dsl.differences.checkpoints import Loading
 from legoai.dsl.differences.communication import Group

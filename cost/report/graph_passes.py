@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate
 from legoai.cost.graph_passes import PassEstimate
-from legoai.cost.report import words
 from legoai.cost.report.terminal import title
 from legoai.cost.timing.breakdown import collective_costs
 

@@ -1,4 +1,4 @@
-"""Modules that hold the active memory at its peak."""
+"""Modules that hold the active memory at its peak, and the host memory beside it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from legoai.cost import words
+from legoai.cost.memory.host import HostMemory
 from legoai.cost.memory.storages import LiveStorage, MemoryReport
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
 from legoai.cost.trace.records import Category
+from legoai.specs.units import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +72,12 @@ def _holder(pattern: str, storages: list[LiveStorage], causes: Mapping[Category,
         by_category=largest,
         causes=tuple(causes[category] for category in largest),
     )
+
+
+def offloaded(memory: HostMemory) -> tuple[str, str]:
+    """Return the host memory of a rank, and that of all ranks of a host, in words."""
+    rank = memory.of_rank
+    parts = {"parameters": rank.parameters, "gradients": rank.gradients, "optimizer state": rank.optimizer}
+    held = ", ".join(f"{name} {words.size(found)}" for name, found in parts.items() if found)
+    of_host = f"{words.size(memory.total)} of the {counted(memory.ranks, 'rank')} of a host"
+    return words.size(rank.total), f"of each rank: {held}; {of_host}"

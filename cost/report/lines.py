@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate
-from legoai.cost.report import words
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.holders import causes_of_categories
 from legoai.cost.report.parts import COPIES, HOST, parts

@@ -8,17 +8,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate
-from legoai.cost.report import words
 from legoai.cost.report.bars import MOST, Track, rank_tracks
 from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
 from legoai.cost.report.chrome import Lines
 from legoai.cost.report.curve import Point, memory_curve
-from legoai.cost.report.holders import causes_of_categories, holders
+from legoai.cost.report.holders import causes_of_categories, holders, offloaded
 from legoai.cost.report.parts import COMMUNICATION, COPIES, HOST, LAUNCH
 from legoai.cost.report.pictures import pipeline_picture
 from legoai.cost.trace.records import Category
+from legoai.specs.units import counted
 
 _SHOWN = 15
 _FEWEST = 8_000
@@ -71,7 +72,7 @@ def _asset(name: str) -> str:
 def _head(estimate: Estimate) -> Iterator[str]:
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
-    hosts = f"{cluster.hosts} host{'s' if cluster.hosts > 1 else ''}"
+    hosts = counted(cluster.hosts, "host")
     fabric = f" on {cluster.fabric.name}" if cluster.fabric is not None else ""
     yield f"<h1>{escape(estimate.plan + variant)}</h1>"
     yield f'<p class="soft">{estimate.world_size} × {escape(device.name)}, {hosts}{escape(fabric)}</p>'
@@ -188,7 +189,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
         rows += [(words.OUTSIDE[name], words.size(size), "", "") for name, size in item.use.outside.items()]
     yield from _table(("", "n:bytes", "n:of the peak", "cause"), rows)
     if estimate.host_memory is not None:
-        size, held = words.offloaded(estimate.host_memory)
+        size, held = offloaded(estimate.host_memory)
         yield f'<p class="soft">Offloaded to host memory: {size} {held}.</p>'
 
 

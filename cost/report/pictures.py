@@ -10,14 +10,15 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate, RankEstimate
 from legoai.cost.graph_passes import PassEstimate
-from legoai.cost.report import words
 from legoai.cost.report.bars import Bar, rank_tracks
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.chrome import Lines
 from legoai.cost.timing.rank_timeline import ActionTime
 from legoai.specs.directives.mesh import Mesh
+from legoai.specs.units import counted
 
 _ROW: Final = 26
 _LEFT: Final = 96
@@ -201,7 +202,7 @@ def mesh_picture(mesh: Mesh, *, devices_per_host: int, name: str) -> str:
     in_row = -(-devices_per_host // lines)
     across = max(1, min(8, shown, (_WIDE - 12) // (in_row * 30 + 22)))
     wide, high = in_row * 30 + 12, 24 + 30 * -(-min(world, devices_per_host) // in_row)
-    counts = f": {words.counted(world, 'rank')} on {words.counted(hosts, 'host')}"
+    counts = f": {counted(world, 'rank')} on {counted(hosts, 'host')}"
     parts = [_text(6, 20, _shortened(name, _WIDE - 12 - _width(counts)) + counts, "ink")]
     top = 36.0
     for axis in axes:

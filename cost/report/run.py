@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate
 from legoai.cost.profiles import profile as shipped
-from legoai.cost.report import words
 from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.specs.directives.cluster import ClusterUse
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from legoai.cost.report import words
+from legoai.cost import words
 from legoai.cost.search.buckets.solved import Bucketing
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint.decision import Tried
 from legoai.cost.search.objective import rounded
 from legoai.cost.search.solve import Solution
 from legoai.specs.directives.require import METRICS
+from legoai.specs.units import counted
 
 FORMAT_VERSION: Final = 1
 """Adding a field keeps the version; removing or changing one increments it."""
@@ -210,9 +211,9 @@ def _head(solution: Solution) -> Iterator[str]:
             yield f"{len(same):,} candidates have this {objective.metric}: none of them reserves less memory"
     refused = sum(found.refused.values())
     yield (
-        f"{words.counted(found.total, 'way')} to fill {words.counted(len(solution.plan.holes), 'hole')}: "
+        f"{counted(found.total, 'way')} to fill {counted(len(solution.plan.holes), 'hole')}: "
         f"{refused:,} not legal, {found.bounded:,} excluded by a bound, {len(found.evaluated):,} evaluated with "
-        f"{words.counted(solution.simulated, 'program')}"
+        f"{counted(solution.simulated, 'program')}"
     )
     if found.left_out:
         yield f"{found.left_out:,} of them have other styles than the program of placements chose"
@@ -258,7 +259,7 @@ def _jointly(solution: Solution) -> Iterator[str]:
     answers = solution.joint
     if answers is None or answers.program is None:
         return
-    yield f"memory decided jointly by {answers.programs} program{'s' if answers.programs > 1 else ''}"
+    yield f"memory decided jointly by {counted(answers.programs, 'program')}"
     for name, tried in (("program", answers.program), ("greedy", answers.greedy)):
         if tried is None:
             yield f"  {name:<7}  found nothing that fits"

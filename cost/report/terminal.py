@@ -6,15 +6,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from legoai.cost import words
 from legoai.cost.estimate import Estimate, RankEstimate
-from legoai.cost.report import words
 from legoai.cost.report.budgets import by_segments
 from legoai.cost.report.causes import Causes
 from legoai.cost.report.checkpointing import recomputed_calls, saved_outputs
-from legoai.cost.report.holders import causes_of_categories, holders
+from legoai.cost.report.holders import causes_of_categories, holders, offloaded
 from legoai.cost.report.parts import COMMUNICATION, COMPUTATION, parts
 from legoai.cost.requirements import RequirementResult
 from legoai.cost.trace.records import Allocate
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 _SHOWN: Final = 5
@@ -48,7 +49,7 @@ def title(estimate: Estimate) -> str:
     """Return the plan and its cluster as one line."""
     cluster, device = estimate.machine.cluster, estimate.machine.device
     variant = f", variant {estimate.variant}" if estimate.variant else ""
-    hosts = f"{cluster.hosts} host" + ("s" if cluster.hosts > 1 else "")
+    hosts = counted(cluster.hosts, "host")
     fabric = f", {cluster.fabric.name}" if cluster.fabric is not None else ""
     return visible_line(f"{estimate.plan}{variant}: {estimate.world_size} x {device.name}, {hosts}{fabric}")
 
@@ -125,7 +126,7 @@ def _memory(estimate: Estimate, causes: Causes) -> Iterator[str]:
             )
         rows.append(("  total on the device", f"{words.size(use.total)}", f"of {words.size(use.capacity)}: {verdict}"))
     if estimate.host_memory is not None:
-        rows.append(("  offloaded to host memory", *words.offloaded(estimate.host_memory)))
+        rows.append(("  offloaded to host memory", *offloaded(estimate.host_memory)))
     yield from _table(rows, right=(1,))
     yield from (f"  {advice}" for advice in by_segments(item, estimate.machine))
 

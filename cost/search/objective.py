@@ -162,4 +162,4 @@ def _least(bounds: Bounds) -> dict[str, float]:
 def _excludes(bounds: Bounds, item: Requirement) -> bool:
     """Whether no plan with these bounds can meet a requirement."""
     least = _least(bounds)
-    return item.metric in least and item.comparison in ("<=", "<", "==") and least[item.metric] > item.bound
+    return item.metric in least and item.bounds_above and least[item.metric] > item.bound

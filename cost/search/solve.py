@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import legoai
+from legoai.cost import words
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
 from legoai.cost.search.baselines import Baseline, baselines
@@ -39,7 +40,7 @@ from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span
-from legoai.specs.units import format_bytes, format_fraction, format_seconds
+from legoai.specs.units import counted
 
 _STOPPED: Final[Mapping[Status, str]] = {"time_limit": "came to its time limit", "interrupted": "was interrupted"}
 """What became of a search that did not end by itself, in words."""
@@ -329,9 +330,8 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
     for item in left:
         values = [figures.metric(item.metric, item.dimension) for figures in simulated.values()]
         if values:
-            least = min(values) if item.comparison in ("<=", "<") else max(values)
-            every = f"{len(values)} simulated candidate{'s' if len(values) > 1 else ''}"
-            best = _shown(least, item.dimension)
+            every = counted(len(values), "simulated candidate")
+            best = words.bound(_nearest(item, values), item.dimension)
             help.append(f"the best `{item.metric}` of {every} is {best}, where `{item.limit}` is required")
     if untried:
         help.append(f"{', '.join(untried)} were tried only where they were likely to be best")
@@ -346,9 +346,11 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
     )
 
 
-def _shown(value: float, dimension: str) -> str:
-    written = {"bytes": format_bytes, "seconds": format_seconds, "fraction": format_fraction}.get(dimension)
-    return f"{value:,.0f}" if written is None else written(value)
+def _nearest(item: Requirement, values: Sequence[float]) -> float:
+    """The figure that meets a requirement, or comes nearest to it."""
+    if item.bounds_above and item.bounds_below:
+        return min(values, key=lambda value: abs(value - item.bound))
+    return min(values) if item.bounds_above else max(values)
 
 
 def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
@@ -371,7 +373,7 @@ def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
     place = plan.resolution.plan.cluster.span_of("device") if plan.resolution.plan is not None else None
     return OutOfMemory.at(
         place or span,
-        f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {_shown(least, 'bytes')}",
+        f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {words.size(least)}",
         label="too little memory",
         others=[Label(hole.span, "searched") for hole in plan.holes],
         help=["use more devices, or give the holes values that take less memory", *_other_styles(found)],

@@ -1,4 +1,4 @@
-"""Forked processes of a simulation: whether to fork, how many, and their initialisation."""
+"""Forked processes of a simulation: whether to fork, and their initialisation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ def may_fork() -> bool:
     device = sys.modules.get("legoai.cost.simulated.device")
     used = device is not None and device.backend.used
     return not used and hasattr(os, "fork") and multiprocessing.parent_process() is None
-
-
-def processors() -> int:
-    """Return the number of processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 def begin_forked(interrupt: signal.Handlers) -> None:

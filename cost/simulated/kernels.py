@@ -33,7 +33,7 @@ _CUDNN_FIRST: Final = ("9", "10")
 
 
 @contextlib.contextmanager
-def kernels_of(kind: Kind, capability: str | None = None) -> Iterator[None]:
+def kernels_of(kind: Kind, capability: str | None) -> Iterator[None]:
     """Run attention, normalisation and convolution as the kernels of a device, with the tensors that they save.
 
     Args:

@@ -29,7 +29,7 @@ from legoai.cost.simulated.large_worlds import one_rank_alone
 from legoai.cost.simulated.propagation import known_metadata
 from legoai.cost.simulated.routing import even_routing
 from legoai.cost.trace.records import WaitWork
-from legoai.runtime.parallelism.mesh import split_into_parts, split_off_experts
+from legoai.runtime.parallelism.mesh import forget_split_meshes
 from legoai.runtime.recomputation import budget as recompute_budget
 from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
 from legoai.runtime.torch_internals.compiler.graphs import disable_current_modes, functorch_config
@@ -152,8 +152,7 @@ def _forget_meshes() -> None:
     coordinate of another rank: a weight sharded on such a mesh would be the shard of that rank.
     """
     forget_meshes()
-    split_off_experts.cache_clear()
-    split_into_parts.cache_clear()
+    forget_split_meshes()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.models.reads import TwoTexts
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
@@ -75,7 +76,7 @@ def sequence_length(plan: Plan, manifest: Manifest) -> int | None:
     Raises:
         Undecided: the model reads text, and the plan does not decide its length.
     """
-    if manifest.reads is None or manifest.reads.kind in ("tokens", "two_texts"):
+    if manifest.reads_tokens or isinstance(manifest.reads, TwoTexts):
         return plan.batch.length
     if plan.model.family in FOREIGN:
         return None

@@ -123,7 +123,7 @@ def listed(items: Sequence[object], limit: int = 4) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str] = frozenset()) -> bool:
+def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str]) -> bool:
     """Whether the module or one inside it is of one of these kinds, or computes one of these operations itself."""
     for inner, module in manifest.modules.items():
         inside = is_within(inner, path)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.memory_limit import how_to_limit
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.unsupported import Unsupported
+from legoai.specs.directives.base import name_of
 
 
 def offloads(analysis: Analysis, what: str) -> bool:
@@ -36,9 +38,9 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         return
     if is_traced(analysis):
         if offload.activations == "adaptive" and analysis.plan.memory_limit is None:
-            yield Unsupported(analysis.span_of(offload, "activations"), *without_limit("activations"))
+            yield Unsupported(analysis.span_of(offload, "activations"), *without_limit(analysis, "activations"))
     else:
-        amount = getattr(offload.activations, "name", offload.activations)
+        amount = name_of(offload.activations)
         yield Unsupported(
             analysis.span_of(offload, "activations"),
             f"`activations = {amount}` of `offload` is not lowered: it places copies between the operations "
@@ -48,10 +50,10 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
         )
 
 
-def without_limit(what: str) -> tuple[str, str, tuple[str, ...]]:
-    """Message, label and help for an adaptive amount where the plan states no limit of memory."""
+def without_limit(analysis: Analysis, what: str) -> tuple[str, str, tuple[str, ...]]:
+    """Message, label and help for an adaptive amount where the plan states no limit of active memory."""
     return (
-        f"`{what} = adaptive` of `offload` is not lowered without a limit of memory, which decides what leaves",
+        f"`{what} = adaptive` of `offload` is not lowered without a limit of active memory, which decides what leaves",
         "what is the limit?",
-        ("add `require peak_memory <= 70GiB`, with the bytes that a step may take", "write `all` or `bytes(n)`"),
+        (how_to_limit(analysis.plan), "write `all` or `bytes(n)`"),
     )

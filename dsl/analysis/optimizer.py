@@ -14,7 +14,7 @@ from legoai.dsl.analysis.parallelism.replicate import replicas
 from legoai.dsl.analysis.parallelism.shard import DISTRIBUTING, tensor_parallel
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.frontend.paths import Paths, pattern
-from legoai.specs.directives.base import Directive, PathRule
+from legoai.specs.directives.base import Directive, PathRule, name_of
 from legoai.specs.directives.optimizer import Adam, AdamW, Group, Muon, Sgd
 
 
@@ -178,10 +178,10 @@ def _offloaded_from_a_graph(analysis: Analysis) -> Iterator[Unsupported]:
     elif amount != "all" and muon_parameters(analysis):
         yield Unsupported(
             place,
-            f"`optimizer = {getattr(amount, 'name', amount)}` of `offload` is not lowered beside `muon`, whose state "
+            f"`optimizer = {name_of(amount)}` of `offload` is not lowered beside `muon`, whose state "
             "is not as large for each parameter as that of the others",
             "sizes differ",
             ("write `all`, or leave `muon` out",),
         )
     elif amount == "adaptive" and analysis.plan.memory_limit is None:
-        yield Unsupported(place, *without_limit("optimizer"))
+        yield Unsupported(place, *without_limit(analysis, "optimizer"))

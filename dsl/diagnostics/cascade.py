@@ -56,7 +56,7 @@ batch that is not divisible, or the same fact with a stricter limit."""
 
 
 def without_effects(
-    diagnostics: Sequence[Diagnostic], statements: Sequence[Span], accepted: Container[Diagnostic] = ()
+    diagnostics: Sequence[Diagnostic], statements: Sequence[Span], accepted: Container[Diagnostic]
 ) -> list[Diagnostic]:
     """Return the checks' diagnostics without consequences of an invalid name or path, or of another diagnostic.
 

@@ -12,6 +12,7 @@ from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.kinds import REST
 from legoai.specs.directives.mesh import AXES, Mesh
 from legoai.specs.span import Span
+from legoai.specs.units import counted
 
 
 def with_rest(mesh: Mesh, cluster: ClusterUse, directory: Path) -> tuple[Mesh, Diagnostic | None]:
@@ -50,9 +51,8 @@ def _left(devices: int, others: int, place: Span) -> tuple[int | Hole, Diagnosti
     count, over = divmod(devices, others)
     if over == 0:
         return count, None
-    plural = "" if devices == 1 else "s"
     return Hole(), NoRest.at(
-        place, f"{devices} device{plural} cannot be divided by {others}, the product of the other axes",
+        place, f"{counted(devices, 'device')} cannot be divided by {others:,}, the product of the other axes",
         label=f"{devices} / {others} is no whole number",
         help=[f"the other axes must make a divisor of {devices}"],
     )  # fmt: skip

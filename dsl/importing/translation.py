@@ -17,7 +17,7 @@ from typing import Any, Final
 from legoai.dsl.diagnostics.codes.importing import NotTranslated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.importing.config import Config, read_config
+from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
 from legoai.dsl.importing.models import flavour_of, model_statement
 from legoai.dsl.importing.pipelines import options_of, schedule_of
@@ -82,11 +82,6 @@ def devices_of(config: Config) -> int | None:
     """Return the product of the degrees; None where one of them is the remainder."""
     found = degrees(config)
     return None if min(found.values()) < 1 else math.prod(found.values())
-
-
-def import_config(source: str, name: str, *, plan: str, cluster: str, devices: int) -> Imported:
-    """Translate the text of a TOML file to a plan, as :func:`translated`."""
-    return translated(read_config(source, name), plan=plan, cluster=cluster, devices=devices)
 
 
 def translated(config: Config, *, plan: str, cluster: str, devices: int) -> Imported:

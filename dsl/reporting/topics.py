@@ -182,7 +182,7 @@ def _device_page(item: Device) -> str:
     rows = [f"- devices in a host: {item.devices_per_host}"]
     sources = [("features", item.features.source)]
     if item.memory is not None:
-        known = [f"{_digits(item.memory.capacity_bytes / GIB)} GiB"] if item.memory.capacity_bytes else []
+        known = [f"{_digits(item.capacity / GIB)} GiB"] if item.capacity else []
         rate = item.memory.bandwidth_bytes_per_second
         rows.append("- memory: " + ", ".join([*known, *([_rate(rate)] if rate else [])]))
         sources.append(("memory", item.memory.source))

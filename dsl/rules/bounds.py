@@ -12,9 +12,6 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.units import format_bytes, format_fraction, format_seconds
 
-_MEMORY: Final = ("peak_memory", "reserved_memory")
-_ABOVE: Final = ("<=", "<", "==")
-_BELOW: Final = (">=", ">", "==")
 _SLACK: Final = 0.9
 """What the bubble may differ from the schedule's own, since a step is more than forward and backward."""
 
@@ -52,14 +49,14 @@ class LogitsOverMemory(Check):
         state = state_bytes(analysis) if plan.mesh.pp == 1 else None
         beside = state.parameters + state.optimizer if state is not None else 0
         device = analysis.device
-        capacity = device.memory.capacity_bytes if device is not None and device.memory is not None else None
+        capacity = device.capacity if device is not None else None
         parts = f"the logits of a micro batch take at least {format_bytes(logits)}"
         parts += f", and parameters with optimizer state {format_bytes(beside)}" if beside else ""
         help = ["use a smaller micro batch, more ranks of `cp`, `loss chunked(…)`, or shard the output on `tp`"]
         limits = [
             (item.bound, item.origin.written, f"`{item.metric}` cannot be {item.comparison} {format_bytes(item.bound)}")
             for item in plan.require
-            if item.metric in _MEMORY and item.comparison in _ABOVE
+            if item.limits_memory
         ]
         place = analysis.span_of(plan.batch, "micro_batch")
         for bound, span, message in limits:
@@ -110,9 +107,9 @@ class FasterThanDevice(Check):
         most = tokens / least / plan.mesh.world_size
         assert analysis.device is not None
         for item in asked:
-            if item.metric == "step_time" and item.comparison in _ABOVE and item.bound < least:
+            if item.metric == "step_time" and item.bounds_above and item.bound < least:
                 why = f"a step takes at least {format_seconds(least)}"
-            elif item.metric == "tokens_per_s" and item.comparison in _BELOW and item.bound > most:
+            elif item.metric == "tokens_per_s" and item.bounds_below and item.bound > most:
                 why = f"a device reaches at most {most:,.0f} tokens per second"
             else:
                 continue
@@ -158,7 +155,7 @@ class BubbleOverBudget(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         pipeline = analysis.plan.pipeline
-        asked = [item for item in analysis.plan.require if item.metric == "bubble" and item.comparison in _ABOVE]
+        asked = [item for item in analysis.plan.require if item.metric == "bubble" and item.bounds_above]
         share = idle_share(analysis) if asked and pipeline is not None else None
         for item in asked:
             if share is not None and pipeline is not None and item.bound < share * _SLACK:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.rules.base import Check
-from legoai.specs.directives.base import Declared, walk
+from legoai.specs.directives.base import Declared, name_of, walk
 from legoai.specs.directives.comm import ByBytes, Proactive
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import Record
@@ -81,13 +81,13 @@ class UnusualNumber(Check):
             yield from self._buckets(analysis)
 
     def _optimizer(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        name = getattr(analysis.plan.optimizer.algorithm, "name", "")
+        usual = _RATES.get(name_of(analysis.plan.optimizer.algorithm), _RATE)
         for declared in walk(analysis.plan.optimizer):
             if not isinstance(declared, Declared):
                 continue
             for item in declared.options:
                 if item.name == "lr":
-                    rate = _RATES.get(getattr(declared, "name", "")) or _RATES.get(name, _RATE)
+                    rate = _RATES.get(name_of(declared), usual)
                     yield from self._outside(analysis, declared, item.field, rate)
                 elif item.name in _CONSTANTS:
                     yield from self._outside(analysis, declared, item.field, _CONSTANTS[item.name])

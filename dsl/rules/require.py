@@ -17,10 +17,6 @@ from legoai.specs.directives.loss import ChunkedLoss
 from legoai.specs.directives.require import METRICS, Objective, Requirement
 from legoai.specs.units import format_bytes, format_exactly
 
-_MEMORY: Final = ("peak_memory", "reserved_memory")
-_UPPER: Final = ("<=", "<", "==")
-_LOWER: Final = (">=", ">", "==")
-
 
 def _bound(item: Requirement) -> str:
     """The bound as a plan writes it; whoever follows an advice wants no other one."""
@@ -62,7 +58,7 @@ class BudgetsAgree(Check):
 
 def _exclude(upper: Requirement, lower: Requirement) -> bool:
     """Whether no number keeps both, ``upper`` read as a bound from above and ``lower`` as one from below."""
-    if upper.comparison not in _UPPER or lower.comparison not in _LOWER:
+    if not (upper.bounds_above and lower.bounds_below):
         return False
     strict = "<" in (upper.comparison, lower.comparison) or ">" in (upper.comparison, lower.comparison)
     return upper.bound < lower.bound or (strict and upper.bound == lower.bound)
@@ -93,7 +89,7 @@ class BudgetBeyondDevice(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         capacity = _capacity(analysis)
         for item in analysis.plan.require:
-            if item.metric in _MEMORY and item.comparison in _UPPER and capacity is not None and item.bound > capacity:
+            if item.limits_memory and capacity is not None and item.bound > capacity:
                 assert analysis.device is not None
                 yield self.at(
                     item.origin.written,
@@ -105,8 +101,7 @@ class BudgetBeyondDevice(Check):
 
 
 def _capacity(analysis: Analysis) -> int | None:
-    memory = analysis.device.memory if analysis.device is not None else None
-    return memory.capacity_bytes if memory is not None else None
+    return analysis.device.capacity if analysis.device is not None else None
 
 
 class StateOverBudget(Check):
@@ -136,7 +131,7 @@ class StateOverBudget(Check):
     slug = "state-over-budget"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        budgets = [item for item in analysis.plan.require if item.metric in _MEMORY and item.comparison in _UPPER]
+        budgets = [item for item in analysis.plan.require if item.limits_memory]
         state = state_bytes(analysis) if budgets else None
         for item in budgets:
             if state is not None and state.total > item.bound:
@@ -248,7 +243,7 @@ class RequireDirection(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for item in analysis.plan.require:
             less = METRICS[item.metric].better == "less"
-            if item.comparison in ((">=", ">") if less else ("<=", "<")):
+            if not (item.bounds_above if less else item.bounds_below):
                 turned = item.comparison.translate(str.maketrans("<>", "><"))
                 yield self.at(
                     item.origin.written,
@@ -282,11 +277,9 @@ class ImpossibleBudget(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for item in analysis.plan.require:
             strict = item.comparison == "<"
-            if item.comparison in _UPPER and (
-                item.bound < 0 or (item.bound == 0 and (strict or item.metric in _POSITIVE))
-            ):
+            if item.bounds_above and (item.bound < 0 or (item.bound == 0 and (strict or item.metric in _POSITIVE))):
                 reason = f"it is {'more than 0' if item.metric in _POSITIVE else 'at least 0'}"
-            elif _is_share(item) and item.comparison in _LOWER and _above_one(item):
+            elif _is_share(item) and item.bounds_below and _above_one(item):
                 reason = "it is a share, of at most 100%"
             else:
                 continue
@@ -331,11 +324,11 @@ class TrivialBudget(Check):
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         for item in analysis.plan.require:
             above = (
-                item.comparison in ("<=", "<")
+                not item.bounds_below
                 and _is_share(item)
                 and (item.bound > 1 or (item.bound, item.comparison) == (1, "<="))
             )
-            below = item.comparison in (">=", ">") and (
+            below = not item.bounds_above and (
                 item.bound < 0 or (item.bound == 0 and (item.comparison == ">=" or item.metric in _POSITIVE))
             )
             if above or below:

@@ -28,6 +28,7 @@ from legoai.runtime.launching.signals import (
     held_signals,
     is_ignored_hangup,
 )
+from legoai.specs.cores import cores
 
 if TYPE_CHECKING:
     from legoai.runtime.torch_internals.distributed.process_groups import Ranks
@@ -111,8 +112,7 @@ def launch(
 
 def threads_per_process(nproc: int) -> int:
     """Return the threads that each of nproc processes on this machine has for one operator."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // nproc)
+    return max(1, cores() // nproc)
 
 
 def _environment(nproc: int) -> dict[str, str]:

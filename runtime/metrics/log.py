@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any, Final, Self, TextIO
 
 from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.runtime.metrics.tensorboard import TensorBoard
+from legoai.specs.terminal import may_color
 from legoai.specs.units import GIB
 
 
@@ -130,7 +130,7 @@ class MetricsLog:
         self._write({"event": "step", **values})
         self._show(lambda board: board.step(values))
         if self._every and (record.step % self._every == 0 or record.step in (1, self._steps)):
-            self.say(step_line(record, steps=self._steps, color=uses_color(self._stream)))
+            self.say(step_line(record, steps=self._steps, color=may_color(self._stream)))
 
     def event(self, name: str, **values: Any) -> None:
         """Write something other than a step: a validation, a checkpoint, the end."""
@@ -189,8 +189,3 @@ def step_line(record: StepRecord, *, steps: int, color: bool = False) -> str:
         f"peak {record.peak_memory / GIB:.2f} GiB{plain}"
     )
     return f"{text}  update skipped" if record.skipped else text
-
-
-def uses_color(stream: TextIO) -> bool:
-    """Return whether lines may carry colour: on a terminal, unless NO_COLOR is set (https://no-color.org)."""
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and stream.isatty()

@@ -57,6 +57,12 @@ def split_into_parts(mesh: DeviceMesh, *, ranks: int) -> DeviceMesh:
     return unflatten(mesh, axis, (mesh.size(mesh.ndim - 1) // ranks, ranks), names)[names[1]]
 
 
+def forget_split_meshes() -> None:
+    """Drop the meshes that were split off: they hold destroyed groups, and compare equal to meshes of later ones."""
+    split_off_experts.cache_clear()
+    split_into_parts.cache_clear()
+
+
 def coordinate_along(mesh: DeviceMesh, axes: tuple[str, ...]) -> int:
     """Return this rank's coordinate among the ranks of these axes together, the first axis outermost."""
     coordinate = 0

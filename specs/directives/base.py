@@ -150,6 +150,13 @@ class Treatment(Declared):
         return f"{type(self).__name__} {describe(self)}"
 
 
+def name_of(value: object) -> str:
+    """Return how a plan writes a value, but for the arguments of a treatment."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value.name if isinstance(value, Treatment) else str(value)
+
+
 class Divided(Treatment):
     """One treatment for the first modules that a rule matches, and another for the others.
 

@@ -40,6 +40,9 @@ METRICS: Final[dict[str, Metric]] = {
     "tokens_per_s": Metric(("number",), "Tokens per second and device; samples, where these are no text.", "more"),
 }
 
+MEMORY_METRICS: Final = ("peak_memory", "reserved_memory")
+"""The figures of a device's memory: its active bytes, and the bytes that the allocator reserves for them."""
+
 COMPARISONS: Final = ("<=", "<", ">=", ">", "==")
 
 
@@ -64,6 +67,21 @@ class Requirement(Record, kw_only=True):
     def limit(self) -> str:
         """The comparison and the bound as a plan writes them: ``<= 72GiB``."""
         return f"{self.comparison} {format_exactly(self.bound, self.dimension)}"
+
+    @property
+    def bounds_above(self) -> bool:
+        """Whether figures greater than the bound are excluded."""
+        return self.comparison in ("<=", "<", "==")
+
+    @property
+    def bounds_below(self) -> bool:
+        """Whether figures less than the bound are excluded."""
+        return self.comparison in (">=", ">", "==")
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether it bounds from above how much memory of a device is used."""
+        return self.metric in MEMORY_METRICS and self.bounds_above
 
 
 class Objective(Record, kw_only=True):

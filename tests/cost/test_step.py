@@ -9,7 +9,7 @@ import pytest
 
 from legoai.api import estimate
 from legoai.cost import step as pipeline
-from legoai.cost.step import simulate_pipeline
+from legoai.cost.step import PipelineStep, simulate_pipeline
 from legoai.cost.timing.actions import ActionTimer
 from legoai.cost.timing.breakdown import breakdown
 from legoai.cost.timing.engine import simulate_ranks
@@ -17,6 +17,7 @@ from legoai.cost.timing.intervals import since
 from legoai.cost.timing.rank_timeline import ActionOp
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
+from legoai.cost.trace.trace import records_of
 from legoai.lowering.program import Program
 from support import orders
 from support.pipelines import four_ranks, two_ranks
@@ -42,15 +43,12 @@ def price(record) -> Cost:
 
 def _both(program: Program, world: int) -> list[list[tuple[float, list[float], list[int]]]]:
     """For each host the seconds, the bubbles and the numbers of operations, of every operation and of actions."""
-    found, captured = [], pipeline._captured
-    taken = captured(pipeline._Job(program, world, 2, 0, "cuda", None), lambda _: None)
-    pipeline._captured = lambda *_: taken
-    try:
+    found = []
+    taken = pipeline._captured(pipeline._Job(program, world, 2, 0, "cuda", None), lambda _: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pipeline, "_captured", lambda *_: taken)
         for host in HOSTS:
-            steps = [
-                simulate_pipeline(program, world=world, pp=2, kind="cuda", cost=price, host=host, whole=whole)
-                for whole in (True, False)
-            ]
+            steps = [_timed(program, world, host, whole=whole) for whole in (True, False)]
             found.append(
                 [
                     (step.seconds, [item.bubble for item in step.ranks],
@@ -58,9 +56,15 @@ def _both(program: Program, world: int) -> list[list[tuple[float, list[float], l
                     for step in steps
                 ]
             )  # fmt: skip
-    finally:
-        pipeline._captured = captured
     return found
+
+
+def _timed(program: Program, world: int, host: Host, *, whole: bool) -> PipelineStep:
+    """A step with every action timed as one op, or whole."""
+    with pytest.MonkeyPatch.context() as patch:
+        if whole:
+            patch.setattr(ActionTimer, "compressed", lambda _, items, translation: list(records_of(items, translation)))
+        return simulate_pipeline(program, world=world, pp=2, kind="cuda", cost=price, host=host)
 
 
 def test_underived_ranks_of_a_group_are_regrouped() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.cli import main as legoai
 from legoai.commands import COMMANDS, parser_of
-from legoai.cost.report import words
+from legoai.cost import words
 from legoai.cost.trace.records import Phase
 from legoai.dsl.analysis.domains import values_of
 from legoai.dsl.frontend.parse import parse

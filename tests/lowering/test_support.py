@@ -114,7 +114,7 @@ CASES = {
     "offload of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (optimizer = adaptive,\n"
         "  activations = adaptive)",
-        {3: "without a limit of memory", 4: "without a limit of memory"},
+        {3: "without a limit of active memory", 4: "without a limit of active memory"},
     ),
     "parameters of a graph on the host": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\noffload (parameters = all)",
@@ -216,7 +216,7 @@ CASES = {
     "comm of one graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph) { layers.* = unit }\n"
         "comm (prefetch = units(forward = 2),\n  unshard = selective,\n  reduce = last_micro_batch)",
-        {3: "gathers ahead by memory", 4: "without a limit of memory", 5: "reduces its gradients"},
+        {3: "gathers ahead by memory", 4: "without a limit of active memory", 5: "reduces its gradients"},
     ),
     "precision of a graph": (
         "mesh (dp_shard = 4)\nfsdp on dp_shard (backend = graph)\nprecision (reduce = fp16)",

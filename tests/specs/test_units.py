@@ -2,7 +2,8 @@
 
 import pytest
 
-from legoai.specs.units import UNITS, format_exactly
+from legoai.cost.words import seconds, size
+from legoai.specs.units import UNITS, counted, format_bytes, format_exactly, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,30 @@ def test_bytes_are_written_in_the_largest_unit_with_few_digits(value: float, tex
 )
 def test_other_values_keep_all_digits(value: float, dimension, text: str):
     assert format_exactly(value, dimension) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(0, "error", "0 errors"), (1, "micro batch", "1 micro batch"), (2, "micro batch", "2 micro batches"),
+     (1024, "device", "1,024 devices")],
+)  # fmt: skip
+def test_counts_have_nouns(count: int, noun: str, text: str):
+    assert counted(count, noun) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "shown"),
+    [(2**30 - 1, "1GiB", "1.00 GiB"), (1023.6, "1023.6B", "1.00 KiB"), (1023, "1023B", "1023 B"),
+     (2**30 - 2**20, "1023MiB", "1,023 MiB"), (2**40 - 2**12, "1TiB", "1.00 TiB"), (0, "0B", "0 B")],
+)  # fmt: skip
+def test_bytes_that_round_to_a_unit_are_written_in_it(value: float, written: str, shown: str):
+    assert (format_bytes(value), size(value)) == (written, shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "written", "shown"),
+    [(0.9999999, "1s", "1.00 s"), (0.9996, "999.6ms", "1.00 s"), (0.9994, "999.4ms", "999 ms"),
+     (0.00099999999, "1ms", "1.00 ms"), (0.001, "1ms", "1.00 ms"), (9.996, "9.996s", "10.0 s"), (0, "0us", "0 s")],
+)  # fmt: skip
+def test_seconds_that_round_to_a_unit_are_written_in_it(value: float, written: str, shown: str):
+    assert (format_seconds(value), seconds(value)) == (written, shown)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from legoai.cost.memory.allocator import SMALL, PoolKey, round_block
+from legoai.cost.memory.allocator import SMALL, PoolKey
+from legoai.specs.allocator import round_block
 
 
 def pool_key(stream: int, size: int) -> PoolKey:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.simulated.recorder import locals_of
 from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
@@ -17,6 +16,7 @@ from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.state import Training
 from legoai.runtime.training.step import take_step
+from legoai.specs.allocator import round_block
 from support.recorded import evenly_traced, flat
 from support.simulated import Zeros
 from support.watching import Watching

@@ -18,10 +18,11 @@ from legoai.cost.search.candidate_bounds.memory import without_activations
 from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.state import SearchState
 from legoai.dsl.open_plan import Candidate
+from legoai.specs.directives.require import MEMORY_METRICS
 
 _AT_ONCE: Final = 4
 """Candidates that are evaluated before the next are chosen."""
-_MEMORY: Final = {"peak_memory": "active", "reserved_memory": "reserved"}
+_MEMORY: Final = dict(zip(MEMORY_METRICS, ("active", "reserved"), strict=True))
 """Requirements that are predicted, and what bounds them."""
 
 
@@ -102,7 +103,7 @@ class LocalSearch:
 
     def _fits(self, candidate: Candidate, amounts: Amounts) -> bool:
         """Whether memory is likely to do, and what is required of it to be met."""
-        limits = (item for item in candidate.plan.require if item.metric in _MEMORY and item.comparison in ("<=", "<"))
+        limits = (item for item in candidate.plan.require if item.limits_memory)
         return amounts.reserved <= self._state.costs.capacity(candidate) and all(
             getattr(amounts, _MEMORY[item.metric]) <= item.bound for item in limits
         )

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from legoai.cost.kernels.work import is_product, kind_of
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.collective_time import seconds_on, slowest_placement
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.network.topology import Placement
 from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Seconds, Unit, Work
 from legoai.cost.timing.timeline import Cost, Host, Interval
@@ -28,6 +27,7 @@ from legoai.dsl.analysis.communication.comm import bucket_rules, buckets_of, red
 from legoai.dsl.analysis.facts import below, holders
 from legoai.dsl.analysis.parallelism.buckets import local_numel
 from legoai.dsl.analysis.parallelism.graph import is_traced, reorders
+from legoai.specs.allocator import round_block
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.dtypes import DTYPE_BYTES

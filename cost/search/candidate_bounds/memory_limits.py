@@ -17,13 +17,13 @@ from legoai.specs.directives.hole import Hole, Undecided
 
 def room_of(analysis: Analysis, machine: Machine) -> Room:
     """Bytes that a rank may take, by its device and by what the plan requires."""
-    memory = machine.device.memory
+    capacity = machine.device.capacity
     required: dict[str, float] = {}
     for item in analysis.plan.require:
-        if item.comparison in ("<=", "<", "=="):
+        if item.bounds_above:
             required[item.metric] = min(item.bound, required.get(item.metric, math.inf))
     return Room(
-        device=math.inf if memory is None or memory.capacity_bytes is None else memory.capacity_bytes,
+        device=math.inf if capacity is None else capacity,
         active=required.get("peak_memory", math.inf),
         reserved=required.get("reserved_memory", math.inf),
     )

@@ -23,11 +23,12 @@ from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork, work_of_
 from legoai.cost.search.memory.points import MemoryPoints, memory_points
 from legoai.cost.search.memory.stage_points import RankPoints, stage_points
 from legoai.cost.search.stages.costs import StageWork, work_of_stages
-from legoai.cost.simulated.forking import may_fork, processors
+from legoai.cost.simulated.forking import may_fork
 from legoai.cost.trace.garbage import collected, uncollected
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication.comm import bucket_rules
 from legoai.lowering.program import LoweringError, Program, lower
+from legoai.specs.cores import cores
 from legoai.specs.directives.require import METRICS
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
@@ -217,7 +218,7 @@ class Simulation:
         self.directory = directory
         self.whole = whole
         self.profile = profile
-        self.workers = workers or processors()
+        self.workers = workers or cores()
         self.kept = kept if kept is not None else {}
         self._used: set[str] = set()
         self._failed: dict[str, NoFigures] = {}

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from legoai.cost.code_state import state_of_code
+from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import Program
@@ -17,8 +17,6 @@ from legoai.specs.files import replace_file
 
 _MOST_FILES: Final = 16
 """Files that are kept of a kind: of figures one for each state of this package, of torch and of a device."""
-_SOURCES: Final = ("cost", "dsl", "lowering", "runtime", "specs")
-"""Folders of the package that decide what figures a plan has."""
 
 Kept = dict[str, dict[str, Any]]
 """Figures by the key of a program."""
@@ -48,7 +46,7 @@ def estimate_file(devices: str, analysis: Analysis, program: Program) -> Path | 
 def state_file(name: str, state: str) -> Path | None:
     """The file of a kind for a state of this package, of torch, and of `more`; None where no cache is possible."""
     folder = private_cache(name)
-    digest = hashlib.sha256(f"{state_of_code(*_SOURCES)} {state}".encode()).hexdigest()[:24]
+    digest = hashlib.sha256(f"{state_of_code(*SIMULATION)} {state}".encode()).hexdigest()[:24]
     return None if folder is None else folder / f"{digest}.json"
 
 

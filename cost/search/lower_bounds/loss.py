@@ -16,7 +16,6 @@ from legoai.dsl.analysis.magnitudes.bounds import local_logits
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.loss import ChunkedLoss, EagerLoss
 from legoai.specs.dtypes import DTYPE_BYTES
-from legoai.specs.models.reads import Tokens
 
 _SHARED: Final[tuple[KindAndForm, ...]] = (
     ("copy", ""), ("elementwise", ""), ("softmax", ""), ("reduction", ""), ("loss", ""),
@@ -52,7 +51,7 @@ def seconds_of_loss(analysis: Analysis, machine: Machine) -> float:
         or not compiles_only_blocks(analysis)
         or not logits
         or analysis.manifest is None
-        or not isinstance(analysis.manifest.reads, Tokens)
+        or not analysis.manifest.reads_tokens
     ):
         return 0.0
     size = output_bytes(plan.precision)

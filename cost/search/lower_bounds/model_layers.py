@@ -42,7 +42,6 @@ from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.models.reads import Tokens
 
 T = TypeVar("T")
 Values = TypeVarTuple("Values")
@@ -111,7 +110,7 @@ class ModelLayers:
     def of_token(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds of the forward of one token in each layer; none where nothing is known."""
         plan, manifest = analysis.plan, analysis.manifest
-        if manifest is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+        if manifest is None or plan.model.family in FOREIGN or not manifest.reads_tokens:
             return {}
         linear, attention = rates_of(analysis, self.machine(analysis).profile)
         if not linear:

@@ -25,14 +25,13 @@ from typing import Final, Literal, NamedTuple
 from legoai.cost.search.memory.program import cheapest, one_more
 from legoai.cost.search.memory.stage_blocks import RankMemory, Stage, StageBlocks, StageOption, StageRules, times_of
 from legoai.cost.search.stages.action_graph import ActionGraph, Path
+from legoai.cost.search.stages.assignment import PRECISION, is_close
 from legoai.runtime.linear_program import LinearProgram
 
 _MOST_NODES: Final = 5000
 """Node limit of each integer program, which does not depend on the machine as a time limit would."""
 _MOST_ROUNDS: Final = 100
 """Limit of integer programs; after it the best solution so far is returned."""
-_PRECISION: Final = 1e-6
-"""Relative difference up to which two step times count as equal: the solver's rounding."""
 
 
 class StagedDivision(NamedTuple):
@@ -219,7 +218,7 @@ class StagedMemoryProblem:
         if best is None:
             status: Literal["optimal", "stopped", "infeasible"] = "stopped" if math.isfinite(bound) else "infeasible"
         else:
-            status = "optimal" if _close(seconds, bound, 2 * _PRECISION) else "stopped"
+            status = "optimal" if is_close(seconds, bound, 2 * PRECISION) else "stopped"
         return StagedChoice(division=best, seconds=seconds, bound=bound, status=status)
 
     def _solve(self, way: int, listed: Sequence[Sequence[tuple[StageOption, ...]]], known: float) -> StagedChoice:
@@ -232,23 +231,19 @@ class StagedMemoryProblem:
         for _ in range(_MOST_ROUNDS):
             chosen, proved = _Program(self, way, listed, paths).solve(seconds)
             bound = max(bound, min(proved, seconds))
-            if chosen is None or bound >= known or _close(seconds, bound, _PRECISION):
+            if chosen is None or bound >= known or is_close(seconds, bound, PRECISION):
                 break
             count = len(paths)
             taken, found = self._follow(chosen, way)
             paths |= dict.fromkeys(found)
             if taken < seconds:
                 best, seconds = chosen, taken
-            if len(paths) == count or _close(seconds, bound, _PRECISION):
+            if len(paths) == count or is_close(seconds, bound, PRECISION):
                 break
         rules = {one.stage: option.rules for rank, options in zip(self.ranks, best, strict=True)
                  for one, option in zip(rank.stages, options, strict=True)}  # fmt: skip
         division = StagedDivision(tuple(rules[number] for number in sorted(rules)), way)
         return StagedChoice(division=division, seconds=seconds, bound=bound, status="stopped")
-
-
-def _close(seconds: float, bound: float, gap: float) -> bool:
-    return math.isfinite(seconds) and seconds - bound <= gap * abs(seconds)
 
 
 class _Program:

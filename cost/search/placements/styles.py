@@ -9,12 +9,14 @@ styles that the diagnostic names are forbidden, and the program is solved again.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from legoai.cost.machine.cluster import Machine
+from legoai.cost.search.candidate_bounds.memory_limits import for_tensors
 from legoai.cost.search.evaluation.evaluator import OutOfTimeError
 from legoai.cost.search.placements.costs import PlacementCosts
 from legoai.cost.search.placements.graph import GraphBuilder
@@ -26,13 +28,10 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Shard, Unplaced
-from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
 _MOST_ROUNDS: Final = 8
 """Limit of solutions that lint may reject before the search gives up on the styles of a candidate."""
-
-_LIMITED: Final = ("peak_memory", "reserved_memory")
 
 Choices = tuple[int | None, ...]
 Forbidden = frozenset[tuple[int, Label]]
@@ -79,7 +78,7 @@ class Placements:
         if shard_on_tp(analysis) is None:
             return self._with(choices, dict.fromkeys(self._rules, 0))  # on one rank no style has an effect
         costs = PlacementCosts(analysis, self.machine(analysis))
-        most = _most_bytes(analysis.plan, costs.machine)
+        most = for_tensors(analysis, costs.machine)
         named = tuple(index for hole, index in zip(self.plan.holes, choices, strict=True) if hole.owner is Shard)
         key = (costs.key, most, named)
         if key not in self._first:
@@ -175,23 +174,12 @@ class Placements:
                     yield hole, label
 
 
-def _placed(
-    graph: PlacementGraph, forbidden: Collection[Forbidden], most: float | None, deadline: float | None
-) -> Placed:
+def _placed(graph: PlacementGraph, forbidden: Collection[Forbidden], most: float, deadline: float | None) -> Placed:
     left = None if deadline is None else max(0.01, deadline - time.monotonic())
-    found = place(graph, forbidden=forbidden, most_bytes=most, time_limit=left)
+    found = place(graph, forbidden=forbidden, most_bytes=most if math.isfinite(most) else None, time_limit=left)
     if found.status == "stopped":
         raise OutOfTimeError
     return found
-
-
-def _most_bytes(plan: Plan, machine: Machine) -> float | None:
-    """Memory limit of a device in bytes, by its capacity and the plan's requirements; None without a limit."""
-    memory = machine.device.memory
-    limits = [item.bound for item in plan.require if item.metric in _LIMITED and item.comparison in ("<=", "<", "==")]
-    if memory is not None and memory.capacity_bytes is not None:
-        limits.append(memory.capacity_bytes)
-    return min(limits, default=None)
 
 
 def _inside(span: Span, line: Span | None) -> bool:

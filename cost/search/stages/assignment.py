@@ -27,7 +27,7 @@ _MOST_MOVES: Final = 12
 """Limit of the moves of the warm start."""
 _MOVED: Final = 3
 """Stages that a move may take a block from, and stages that it may give it to."""
-_PRECISION: Final = 1e-6
+PRECISION: Final = 1e-6
 """Relative difference up to which two step times count as equal: the solver's rounding."""
 
 
@@ -102,7 +102,7 @@ class Assignment:
         """Whether the split is proven optimal, or no split fits."""
         if not self.counts:
             return "stopped" if math.isfinite(self.bound) else "infeasible"
-        return "optimal" if _close(self.seconds, self.bound, 2 * _PRECISION) else "stopped"
+        return "optimal" if is_close(self.seconds, self.bound, 2 * PRECISION) else "stopped"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class StageProblem:
         least, more = divmod(len(self.blocks), self.stages)
         return tuple(least + (stage >= self.stages - more) for stage in range(self.stages))
 
-    def solve(self, *, gap: float = _PRECISION) -> Assignment:
+    def solve(self, *, gap: float = PRECISION) -> Assignment:
         """The split with the least step time.
 
         Args:
@@ -176,13 +176,13 @@ class StageProblem:
             if answer is None:
                 return Assignment(counts=best, seconds=seconds, bound=seconds)
             bound = max(bound, min(answer.bound, seconds))
-            if not answer.counts or _close(seconds, bound, gap):
+            if not answer.counts or is_close(seconds, bound, gap):
                 break
             known = len(paths)
             taken = self._follow(answer.counts, paths)
             if taken < seconds and self.fits(answer.counts):
                 best, seconds = answer.counts, taken
-            if len(paths) == known or _close(seconds, bound, gap):
+            if len(paths) == known or is_close(seconds, bound, gap):
                 break
         return Assignment(counts=best, seconds=seconds, bound=bound)
 
@@ -246,8 +246,9 @@ class StageProblem:
         return self.micro_batches * max(sum(whole[stage] for stage in held) for held in self.ranks)
 
 
-def _close(seconds: float, bound: float, gap: float) -> bool:
-    return math.isfinite(seconds) and seconds - bound <= gap * seconds
+def is_close(seconds: float, bound: float, gap: float) -> bool:
+    """Whether the time of a solution is within a share of its lower bound."""
+    return math.isfinite(seconds) and seconds - bound <= gap * abs(seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,14 @@ from legoai.dsl.analysis.communication.measured_profile import supports as suppo
 from legoai.dsl.analysis.communication.timed_overlap import supports as supports_times
 from legoai.dsl.analysis.computation.precision import has_policy
 from legoai.dsl.analysis.facts import below, following, grouped, is_within
+from legoai.dsl.analysis.memory_limit import how_to_limit
 from legoai.dsl.analysis.parallelism.buckets import ModuleBucket, counted, fill, local_numel
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.analysis.unsupported import Unsupported
-from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.base import PathRule, name_of
 from legoai.specs.directives.comm import Bucket, ByBytes, Units
 from legoai.specs.dtypes import DTYPE_BYTES
 from legoai.specs.record import Record
@@ -160,8 +161,8 @@ def _selectively(analysis: Analysis) -> Iterator[Unsupported]:
         yield _option(
             analysis,
             "unshard",
-            "without a limit of memory it is not known what can stay gathered",
-            "add `require peak_memory <= 70GiB`, with the bytes that a step may take",
+            "without a limit of active memory it is not known what can stay gathered",
+            how_to_limit(analysis.plan),
         )
     elif any(isinstance(unit.reshard, int) for unit in fsdp_units(analysis).values()):
         yield _option(
@@ -184,17 +185,10 @@ def _option(analysis: Analysis, field: str, why: str, *help: str) -> Unsupported
     assert comm is not None
     return Unsupported(
         analysis.span_of(comm, field),
-        f"`{field} = {_written(getattr(comm, field))}` of `comm` is not lowered: {why}",
+        f"`{field} = {name_of(getattr(comm, field))}` of `comm` is not lowered: {why}",
         "not in this program",
-        (f"leave `{field}` out, or write `{_written(comm.option(field).default)}`", *help),
+        (f"leave `{field}` out, or write `{name_of(comm.option(field).default)}`", *help),
     )
-
-
-def _written(value: object) -> str:
-    """A value as a plan writes it, without the arguments of a treatment."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(getattr(value, "name", value))
 
 
 def _buckets(analysis: Analysis) -> Iterator[Unsupported]:

@@ -133,7 +133,7 @@ def shortest_step(analysis: Analysis) -> float | None:
     None where the model is another, or the device has no published rate.
     """
     plan, manifest, device = analysis.plan, analysis.manifest, analysis.device
-    if manifest is None or device is None or plan.model.family in FOREIGN or not isinstance(manifest.reads, Tokens):
+    if manifest is None or device is None or plan.model.family in FOREIGN or not manifest.reads_tokens:
         return None
     rates = device.peak_flops_per_second
     dtypes = {"fp32": ("fp32", "tf32")}.get(plan.precision.param, (plan.precision.param,))

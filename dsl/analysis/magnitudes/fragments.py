@@ -10,9 +10,10 @@ from legoai.dsl.analysis.optimizer import moments
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, ranks_of_one_expert
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import placement
+from legoai.specs.allocator import round_block
 from legoai.specs.directives.comm import ByBytes
 from legoai.specs.dtypes import DTYPE_BYTES
-from legoai.specs.fragments import Fragment, rounded, within
+from legoai.specs.fragments import Fragment, within
 
 
 @fact
@@ -25,7 +26,7 @@ def state_fragments(analysis: Analysis) -> tuple[Fragment, ...]:
         Undecided: a size, dtype or rule that this depends on is a hole.
     """
     kept = moments(analysis)
-    return tuple(Fragment(name, kept * rounded(size)) for name, size in _shards(analysis).items())
+    return tuple(Fragment(name, kept * round_block(size)) for name, size in _shards(analysis).items())
 
 
 def chosen_state(analysis: Analysis) -> int:

@@ -26,7 +26,6 @@ from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import OrderFile
 from legoai.specs.models.manifests.shapes import SAMPLES, TOKENS, Length, Shape, sizes_of
-from legoai.specs.models.reads import Tokens
 from legoai.specs.record import Record
 
 if TYPE_CHECKING:
@@ -56,8 +55,8 @@ class Cuts(Record, kw_only=True):
 def cuts(analysis: Analysis) -> Cuts | CannotFollow | None:
     """Return the stages, or why the model cannot be divided; None without stages, or for other inputs than tokens."""
     points, manifest = first_modules(analysis), analysis.manifest
-    if points is None or manifest is None or not isinstance(manifest.reads, Tokens):
-        return None
+    if points is None or manifest is None or manifest.reads is None or not manifest.reads_tokens:
+        return None  # where it is not known what the model reads, no shapes of its modules are noted
     if analysis.plan.model.family not in FOREIGN:
         held = split_points(analysis).stages(points, len(points) + 1)
         dim, vocabulary = analysis.plan.model.source().config().dim, manifest.vocab_size
@@ -123,7 +122,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
     pipeline, manifest = analysis.plan.pipeline, analysis.manifest
     if pipeline is None or manifest is None or not is_staged(analysis):
         return
-    if not isinstance(manifest.reads, Tokens):
+    if not manifest.reads_tokens:
         yield Unsupported(
             analysis.span_of(pipeline),
             "stages send what a sequence of tokens becomes, and the model reads something else",

@@ -24,7 +24,6 @@ from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import HighPrecision
 from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.models.reads import Tokens
 from legoai.specs.plan import Plan
 from legoai.specs.span import Span
 
@@ -173,7 +172,7 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
 
 def _of_model(manifest: Manifest) -> Iterator[tuple[str, str]]:
     """Yield what a model has that one graph of a step has not, with the reason."""
-    if not isinstance(manifest.reads, Tokens | None):
+    if not manifest.reads_tokens:
         yield "a model that reads no tokens", "only models of token ids are known to have one graph"
     if norms := batch_norms(manifest):
         yield f"batch normalisation (`{norms[0]}`)", "its results may have other strides in a run than in the trace"

@@ -239,8 +239,7 @@ class BudgetBeyondReason(Check):
     idle = True
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        memory = analysis.device.memory if analysis.device is not None else None
-        capacity = memory.capacity_bytes if memory is not None else None
+        capacity = analysis.device.capacity if analysis.device is not None else None
         for rule in each_rule(analysis.plan.checkpoint):
             if not isinstance(rule.treatment, Budget):
                 continue

@@ -16,6 +16,7 @@ from legoai.specs.directives.base import Directive
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.plan import Plan
+from legoai.specs.units import counted
 
 _ELASTIC = ("dp_shard", "dp_replicate", "cp", "pp", "tp")
 """Axes by how likely their size is the one to change where the number of devices does."""
@@ -55,28 +56,26 @@ class MeshSize(Check):
         total = cluster.hosts * per_host
         named = [axis for axis in AXES if axis != "ep" and (mesh.size(axis) > 1 or written(mesh, axis))]
         product = " · ".join(f"`{axis}` = {mesh.size(axis)}" for axis in named)
-        plural = "" if total == 1 else "s"
+        places, devices = counted(mesh.world_size, "place"), counted(total, "device")
         help = []
         fix = None
         for axis in sorted(named, key=_ELASTIC.index):
             rest = mesh.world_size // mesh.size(axis)
             if total % rest == 0:
-                help.append(f"with `{axis}` = {total // rest} the mesh has {total} place{plural}")
+                help.append(f"with `{axis}` = {total // rest} the mesh has {counted(total, 'place')}")
                 fix = fix or replacement(mesh, axis, str(total // rest))
         if mesh.world_size % per_host == 0 and cluster.hosts != mesh.world_size // per_host:
             hosts = mesh.world_size // per_host
-            help.append(f"{hosts} host{'s' * (hosts > 1)} of {per_host} would have {mesh.world_size} devices")
+            had = counted(mesh.world_size, "device")
+            help.append(f"{counted(hosts, 'host')} of {per_host} would have {had}")
         elif cluster.hosts == 1:
             help.append(f"with `devices = {mesh.world_size}` the cluster has that many")
-        counted = f" of {cluster.hosts} hosts with {per_host} each" if cluster.hosts > 1 else ""
+        of_hosts = f" of {cluster.hosts:,} hosts with {per_host} each" if cluster.hosts > 1 else ""
         yield self.at(
             analysis.span_of(mesh) if written(mesh, "keyword") else analysis.span_of(cluster),
-            f"the mesh has {mesh.world_size} place{'s' * (mesh.world_size > 1)}{f' ({product})' if named else ''} for "
-            f"the {total} device{plural}{counted}",
-            label=f"{mesh.world_size} place{'s' * (mesh.world_size > 1)}",
-            others=[Label(analysis.span_of(cluster, "hosts"), f"{total} device{plural}")]
-            if written(mesh, "keyword")
-            else [],
+            f"the mesh has {places}{f' ({product})' if named else ''} for the {devices}{of_hosts}",
+            label=places,
+            others=[Label(analysis.span_of(cluster, "hosts"), devices)] if written(mesh, "keyword") else [],
             help=help,
             fix=fix,
         )
@@ -88,12 +87,12 @@ class MeshSize(Check):
         product = math.prod(sizes.values())
         if total % product == 0:
             return
-        named = [axis for axis, size in sizes.items() if size > 1]
+        named, devices = [axis for axis, size in sizes.items() if size > 1], counted(total, "device")
         yield self.at(
             analysis.span_of(mesh, named[-1]),
-            f"{' · '.join(f'`{axis}` = {sizes[axis]}' for axis in named)} does not divide the {total} devices",
+            f"{' · '.join(f'`{axis}` = {sizes[axis]}' for axis in named)} does not divide the {devices}",
             label="no other axis can make up for it",
-            others=[Label(analysis.span_of(analysis.plan.cluster, "hosts"), f"{total} devices")],
+            others=[Label(analysis.span_of(analysis.plan.cluster, "hosts"), devices)],
             help=[f"sizes that divide them are {legal_divisors(total)}"],
         )
 

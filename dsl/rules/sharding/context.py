@@ -184,7 +184,7 @@ class NothingToCut(Check):
         if use is None or manifest is None or manifest.flow_error is not None or analysis.plan.mesh.cp == 1:
             return
         attends = bool(attention_modules(analysis))
-        if attends and manifest.vocab_size is not None and (manifest.reads is None or manifest.reads.kind == "tokens"):
+        if attends and manifest.vocab_size is not None and manifest.reads_tokens:
             return
         reason = "reads no sequence of token ids" if attends else "has no attention that is known as such"
         yield self.at(

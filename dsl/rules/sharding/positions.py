@@ -47,7 +47,7 @@ class PositionsNotTaken(Check):
         manifest, use = analysis.manifest, analysis.plan.context
         if use is None or manifest is None or analysis.plan.mesh.cp == 1 or "positions" in manifest.forward:
             return
-        if manifest.reads is not None and manifest.reads.kind != "tokens":
+        if not manifest.reads_tokens:
             return  # there is nothing to shard, which another rule reports
         name = manifest.model_class.rpartition(".")[2]
         yield self.at(

@@ -36,6 +36,7 @@ from legoai.specs.directives.shard import (
     Shared,
     conversions,
 )
+from legoai.specs.units import counted
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.manifest import Manifest, ModuleInfo
@@ -282,9 +283,9 @@ class LayoutCount(Check):
         if len(source) != len(target):
             yield self.at(
                 analysis.span_of(style, "target"),
-                f"`from` gives {_count(len(source), 'layout')} and `to` {len(target)}",
+                f"`from` gives {counted(len(source), 'layout')} and `to` {len(target)}",
                 label=f"{len(target)} of {len(source)}",
-                others=[Label(analysis.span_of(style, "source"), _count(len(source), "layout"))],
+                others=[Label(analysis.span_of(style, "source"), counted(len(source), "layout"))],
                 help=["give one for each tensor in both, `none` to leave a tensor as it is"],
             )
         elif any((left == "none") != (right == "none") for left, right in zip(source, target, strict=True)):
@@ -317,8 +318,8 @@ class LayoutCount(Check):
                 names = f": {listed(inputs_of(info))}" if style.name == "inputs" else ""
                 yield self.at(
                     analysis.span_of(style, "source"),
-                    f"`{general(manifest, path)}` has {_count(count, style.name[:-1])}{names}",
-                    label=_count(given, "layout"),
+                    f"`{general(manifest, path)}` has {counted(count, style.name[:-1])}{names}",
+                    label=counted(given, "layout"),
                     help=["give one layout for the first, or a list with one for each"],
                 )
                 return
@@ -327,10 +328,6 @@ class LayoutCount(Check):
 def _arity(info: ModuleInfo, style: Inputs | Outputs) -> int:
     """Return how many tensors the module takes or returns; 0 where its manifest does not show it."""
     return outputs_of(info) if isinstance(style, Outputs) else len(inputs_of(info))
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 class LossParallelMisplaced(Check):

@@ -13,6 +13,7 @@ from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import pass_label
 from legoai.specs.directives.pipeline import OrderFile, Pipeline
+from legoai.specs.units import counted
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.stages.orders import Order
@@ -90,14 +91,10 @@ class OrderFileFits(Rule):
             if held != wanted:
                 yield cls.at(
                     place,
-                    f"`{pipeline.schedule.file}` orders {_count(held, noun)}, and the plan has {wanted}",
-                    label=f"made for {_count(held, noun)}",
+                    f"`{pipeline.schedule.file}` orders {counted(held, noun)}, and the plan has {wanted}",
+                    label=f"made for {counted(held, noun)}",
                     others=[other],
                 )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"
 
 
 class OrderFileRuns(Rule):

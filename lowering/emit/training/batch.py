@@ -9,7 +9,6 @@ from legoai.dsl.analysis.parallelism.mesh import data_axes
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Line, call, literal, sequence
 from legoai.lowering.emit.step import COUNT
-from legoai.specs.models.reads import Tokens
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
@@ -28,7 +27,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
         if getattr(batch, field) is not None:
             draft.train_with(field, literal(getattr(batch, field)), lowering.note(batch, field))
     reads = lowering.manifest.reads
-    if reads is not None and not isinstance(reads, Tokens):
+    if reads is not None and not lowering.manifest.reads_tokens:
         name = draft.imports.name("legoai.specs.models.reads", type(reads).__name__)
         values = {field: literal(value) for field, value in asdict(reads).items()}
         draft.train_with("reads", call(name, **values), lowering.note(lowering.plan.model, "family"))

@@ -20,7 +20,7 @@ from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.graph.step.values import changes, is_part, shows
 from legoai.runtime.offloading.host_copies import HostCopies
 from legoai.runtime.offloading.state_copies import StateCopies
-from legoai.specs.fragments import BLOCK, rounded
+from legoai.specs.allocator import BLOCK, round_block
 
 
 def roots(graph: StepGraph) -> dict[fx.Node, fx.Node]:
@@ -110,7 +110,7 @@ def bytes_of(value: Any) -> int:
     """Return the bytes of a node's own memory; unused results of several are freed at once."""
     if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape):
         return 0
-    return rounded(value.untyped_storage().nbytes())
+    return round_block(value.untyped_storage().nbytes())
 
 
 def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:

@@ -38,7 +38,7 @@ from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.left_on_meta import left_from
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
-from legoai.specs.models.reads import Reads, reads_from
+from legoai.specs.models.reads import Reads, Tokens, reads_from
 
 FORMAT = 26
 """Version of the serialised form; a cached manifest of another version is recreated."""
@@ -392,6 +392,11 @@ class Manifest:
     def modules(self) -> Mapping[str, ModuleInfo]:
         """Every module by path, in `named_modules()` order; the model itself is `""`."""
         return self._modules
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether forward takes one sequence of token ids, as far as is known; unknown inputs are refused as such."""
+        return self.reads is None or isinstance(self.reads, Tokens)
 
     def template_of(self, path: str) -> int:
         """A number that the module at `path` shares with those that are equal to it but for their paths."""

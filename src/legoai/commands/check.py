@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from legoai.commands.cost import add_profile, estimated
 from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
-from legoai.commands.shared import add_no_factories, add_resolution, counted, examine, files_of, say, settings_of
+from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, say, settings_of
 from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
@@ -20,6 +20,7 @@ from legoai.dsl.rules.hygiene import UnusedSuppression
 from legoai.dsl.rules.training.unsimulated import UnsimulatedModel
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.record import replace
+from legoai.specs.units import counted
 
 _DESCRIPTION = """\
 Lint plans, simulate each of them and each of its variants, and compare the results with their `require`
@@ -140,7 +141,7 @@ def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
     from legoai.cost.report.budgets import advice, violations
     from legoai.cost.report.causes import Causes
     from legoai.cost.report.checkpointing import never_called
-    from legoai.cost.report.words import seconds, size
+    from legoai.cost.words import seconds, size
 
     variant = f", variant {linted.plan.variant}" if linted.plan.variant else ""
     ok = sum(item.ok for item in estimate.requirements)

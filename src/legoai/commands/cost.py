@@ -177,7 +177,7 @@ def estimated(linted: Linted, program: Program, *, profile: str | None = None, r
 
 
 def pass_estimated(
-    linted: Linted, *, profile: str | None = None, rank: int | None = None, between: bool = True
+    linted: Linted, *, profile: str | None, rank: int | None = None, between: bool = True
 ) -> Sequence[PassEstimate]:
     """The estimates of a plan with `backend = graph`, as `pass_estimates` gives them, with progress on a terminal.
 

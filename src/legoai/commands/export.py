@@ -20,7 +20,7 @@ from legoai.commands.shared import (
 )
 from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.import_path import add_author_folder, author_folder
-from legoai.specs.units import UNITS, format_bytes
+from legoai.specs.units import UNITS, counted, format_bytes
 
 if TYPE_CHECKING:
     from legoai.dsl.analysis.analysis import Analysis
@@ -116,8 +116,8 @@ def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
             beside=_beside(plan),
             say=announce,
         )
-    files = "1 file" if found.files == 1 else f"{found.files} files"
-    print(f"wrote {found.tensors} tensors of {path}, {format_bytes(found.nbytes)} in {files}, to {arguments.output}")
+    held = f"{counted(found.tensors, 'tensor')} of {path}, {format_bytes(found.nbytes)}"
+    print(f"wrote {held} in {counted(found.files, 'file')}, to {arguments.output}")
 
 
 def _whole_model(plan: Plan, analysis: Analysis) -> WholeModel:

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from legoai.commands import WrongUsage
 from legoai.commands.reporting import add_files, plans_of, project
-from legoai.commands.shared import add_output, counted, files_of, put, rewrite, show
+from legoai.commands.shared import add_output, files_of, put, rewrite, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.specs.directives.model import Model
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 _DESCRIPTION = """\

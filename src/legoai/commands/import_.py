@@ -16,7 +16,6 @@ from legoai.commands.shared import (
     add_output,
     announce,
     check_outputs,
-    counted,
     files_of,
     output_file,
     say,
@@ -29,6 +28,7 @@ from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import render
 from legoai.specs.files import is_stream
+from legoai.specs.units import counted
 
 if TYPE_CHECKING:
     from legoai.dsl.importing.config import Config

@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import add_output, announce, counted, show, summary
+from legoai.commands.shared import add_output, announce, show, summary
 from legoai.dsl.config import (
     Configuration,
     ConfigurationError,
@@ -21,6 +21,7 @@ from legoai.dsl.frontend.project import working_folder
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import FORMATS
+from legoai.specs.units import counted
 
 
 def add_files(parser: ArgumentParser, *, default: bool = False) -> None:

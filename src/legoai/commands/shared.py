@@ -18,6 +18,8 @@ from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
 from legoai.specs.files import replace_file, try_to_replace
+from legoai.specs.terminal import may_color
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:
@@ -238,11 +240,9 @@ def say(message: str) -> None:
     print(visible_line(message), file=sys.stderr, flush=True)
 
 
-def wants_color(stream: TextIO, choice: str = "auto") -> bool:
-    """Whether colours are shown: as ``choice`` says; `auto` on a terminal, unless NO_COLOR is set to anything."""
-    if choice != "auto":
-        return choice == "always"
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def wants_color(stream: TextIO, choice: str) -> bool:
+    """Whether colours are shown: as ``choice`` says; `auto` where the stream may carry them."""
+    return choice == "always" or (choice == "auto" and may_color(stream))
 
 
 def show(
@@ -256,11 +256,6 @@ def show(
     """Write diagnostics, to standard output unless ``stream`` is given."""
     stream = stream or sys.stdout
     stream.write(render(format, diagnostics, files, color=wants_color(stream, color)))
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun: ``1 error``, ``3 errors``."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def summary(diagnostics: Sequence[Diagnostic]) -> str:

@@ -209,8 +209,8 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
     progress("reading torch")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.api import solved
-    from legoai.cost.report.words import bound as shown
     from legoai.cost.search.solve import CannotSolveError
+    from legoai.cost.words import bound as shown
     from legoai.specs.directives.require import METRICS
 
     gc.freeze()

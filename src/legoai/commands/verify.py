@@ -18,7 +18,6 @@ from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_no_factories,
     add_resolution,
-    counted,
     output_file,
     refuse,
     rewrite,
@@ -27,6 +26,7 @@ from legoai.commands.shared import (
     source_of,
 )
 from legoai.dsl.lint import Linted
+from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
 if TYPE_CHECKING:

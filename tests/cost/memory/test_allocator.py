@@ -7,16 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legoai.cost.memory.allocator import (
-    BLOCK,
     GIVEN_BACK,
     CachingAllocator,
     OutOfMemoryError,
-    round_block,
     segment_size,
 )
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
+from legoai.specs.allocator import BLOCK, round_block
 from legoai.specs.units import MIB
 from support.allocator import pool_key
 

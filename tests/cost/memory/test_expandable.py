@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from legoai.cost.memory.allocator import BLOCK, GIVEN_BACK, CachingAllocator, OutOfMemoryError
+from legoai.cost.memory.allocator import GIVEN_BACK, CachingAllocator, OutOfMemoryError
 from legoai.cost.memory.expandable import ExpandablePool
 from legoai.cost.memory.reserving import reserve
 from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.trace import Trace
+from legoai.specs.allocator import BLOCK
 from legoai.specs.units import MIB
 from support.allocator import pool_key
 from support.expandable_segments import FullError, Reference

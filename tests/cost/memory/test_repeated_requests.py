@@ -8,13 +8,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from legoai.cost.memory.allocator import BLOCK, GIVEN_BACK, CachingAllocator, OutOfMemoryError, Pool
+from legoai.cost.memory.allocator import GIVEN_BACK, CachingAllocator, OutOfMemoryError, Pool
 from legoai.cost.memory.expandable import ExpandablePool
 from legoai.cost.memory.reserving import Reserved, reserve
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Allocate, Free, Mark
 from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import Trace
+from legoai.specs.allocator import BLOCK
 from support.allocator import pool_key
 
 MIB = 2**20

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from legoai.cost.memory.allocator import round_block
 from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Allocate, Free, Mark, Resize
 from legoai.cost.trace.trace import Trace
+from legoai.specs.allocator import round_block
 from support import simulated
 from support.marks import some_slow
 from support.memory_peaks import exact_peak, tracked_peak

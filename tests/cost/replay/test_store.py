@@ -7,6 +7,8 @@ import importlib.metadata
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -149,6 +151,16 @@ def test_package_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
         assert state_of_code.__wrapped__("cost") != whole
     monkeypatch.setattr("legoai.cost.replay.key.state_of_code", lambda *folders: f"others of {folders}")
     assert variation().key != found
+
+
+def test_folders_in_the_key_are_those_that_a_capture_imports(monkeypatch):
+    code = "import sys, legoai.cost.capture; print(*{name.split('.')[1] for name in sys.modules if 'legoai.' in name})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "dsl" in done.stdout.split()
+    asked = []
+    monkeypatch.setattr("legoai.cost.replay.key.state_of_code", lambda *folders: asked.extend(folders) or "")
+    variation()
+    assert set(done.stdout.split()) <= set(asked)
 
 
 def test_changed_file_changes_the_code_state(monkeypatch, tmp_path):

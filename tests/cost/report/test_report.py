@@ -10,7 +10,7 @@ from collections import Counter
 
 import pytest
 
-from legoai.cost.report.words import CATEGORIES
+from legoai.cost.words import CATEGORIES
 from support import ROOT
 from support.reports import everything
 from support.simulator import in_the_simulator

@@ -96,8 +96,13 @@ def test_best_figures_are_those_of_all_searches():
     assert len(solution.result.evaluated) == 2
     [item] = solution.diagnostics
     peak, recompute = (line for line in item.help if "simulated candidates" in line)
-    assert peak.startswith("the best `peak_memory` of 3 simulated candidates is 9.53674MiB, where `<= ")
-    assert recompute == "the best `recompute` of 3 simulated candidates is 0%, where `<= 10%` is required"
+    assert peak.startswith("the best `peak_memory` of 3 simulated candidates is 9.54 MiB, where `<= ")
+    assert recompute == "the best `recompute` of 3 simulated candidates is 0.0%, where `<= 10%` is required"
+
+
+def test_best_figure_of_an_exact_requirement_is_the_nearest():
+    [item] = solve(opened(priced("require step_time == 1.25s\n")), Priced(1)).diagnostics
+    assert "the best `step_time` of 3 simulated candidates is 1.20 s, where `== 1.25s` is required" in item.help
 
 
 def test_requirements_of_one_figure_are_told_apart():

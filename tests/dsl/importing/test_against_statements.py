@@ -14,9 +14,9 @@ import pytest
 from benchmarks.validation.rows import Row
 from benchmarks.validation.sources import torchtitan
 
-from legoai.dsl.importing.translation import import_config
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.importing import import_config
 
 LLAMA3_8B = {
     "model": "Llama-3-8B", "n_layers": "32", "hidden": "4096", "n_heads": "32", "n_kv_heads": "8",

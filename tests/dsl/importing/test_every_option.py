@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.importing import translation
 from legoai.dsl.importing.keys import KEYS, RENAMED, Key
-from legoai.dsl.importing.translation import Imported, import_config
+from legoai.dsl.importing.translation import Imported
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.importing import import_config
 
 CONTEXTS: dict[str, dict[str, Any]] = {
     "sharded": {},

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from legoai.dsl.importing.pipelines import _weighted
-from legoai.dsl.importing.translation import import_config
 from legoai.dsl.lint import lint
 from legoai.runtime.optimizer.schedule import warmup_schedule
+from support.importing import import_config
 
 PIPELINE = """\
 [model]

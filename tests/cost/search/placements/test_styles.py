@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
+from legoai.specs.record import replace
 from support.marks import NEEDS_SOLVER, some_slow
 
 pytestmark = NEEDS_SOLVER
@@ -215,6 +217,20 @@ def test_memory_limit_changes_the_styles():
     whole = place(graph, forbidden=[{(0, label)} for label in range(1, len(model.rules[0]))])
     assert whole.bytes > found.bytes
     assert place(graph, most_bytes=whole.bytes - 1.0).labels[0] != 0
+
+
+@pytest.mark.parametrize(("beside", "fits"), [(0, False), (8 * 2**30, True)])
+def test_styles_leave_room_for_what_is_beside_tensors(beside: int, fits: bool):
+    """The context of CUDA, workspaces and communication buffers are in the device's memory too."""
+    plan = opened("shard on tp { norm = auto }")
+    model = Model(plan)
+    assert model.analysis.manifest is not None
+    graph = GraphBuilder(model.analysis.manifest, model.decided, model.open, model.rules, model.costs).build()
+    known, capacity = model.costs.machine, int(place(graph).bytes) + 2**20 + beside
+    assert known.device.memory is not None
+    device = replace(known.device, memory=replace(known.device.memory, capacity_bytes=capacity))
+    machine = dataclasses.replace(known, cluster=replace(known.cluster, device=device))
+    assert (Placements(plan, lambda analysis: machine).complete((None,)) is not None) is fits
 
 
 def test_one_rank_needs_no_styles():

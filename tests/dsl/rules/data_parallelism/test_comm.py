@@ -140,6 +140,15 @@ def test_selective_unshard_requires_resharded_units(reshard: str, samples: int, 
     assert "LP667" not in codes(plan.replace("graph", "eager"))
 
 
+@pytest.mark.parametrize("asking", ["comm (unshard = selective)", "offload (activations = adaptive)"])
+def test_limit_of_reserved_memory_is_none_for_passes_over_a_graph(asking: str) -> None:
+    plan = f"mesh (dp_shard = 8)\nfsdp on dp_shard (backend = graph) {{ layers.* = unit }}\n{asking}\n"
+    [found] = (item for item in diagnostics(plan + "require reserved_memory <= 60GiB") if item.code == "LP010")
+    assert "without a limit of active memory" in found.message
+    assert any("add `require peak_memory <= 60GiB`: passes over a graph count active" in line for line in found.help)
+    assert "LP010" not in codes(plan + "require peak_memory <= 60GiB\nrequire reserved_memory <= 62GiB")
+
+
 def test_prefetching_every_unit_is_reported() -> None:
     assert "LP826" in codes(FSDP.format("") + "comm (prefetch = units(forward = 4))")  # four blocks and the root
     assert "LP826" not in codes(FSDP.format("") + "comm (prefetch = units(forward = 2))")

@@ -113,6 +113,13 @@ def test_hugging_face_model_of_unknown_task_is_refused(tmp_path: Path):
         lower_hugging_face(tmp_path, "transformers.models.bert.modeling_bert.BertForMaskedLM", reads=None)
 
 
+def test_model_of_unknown_task_is_not_said_to_read_something_else(tmp_path: Path):
+    statements = "mesh (pp = 2)\npipeline on pp (split = [layers.1])\n"
+    with pytest.raises(LoweringError) as caught:
+        lower_hugging_face(tmp_path, "transformers.BertForMaskedLM", reads=None, statements=statements)
+    assert not any("reads something else" in item.message for item in caught.value.diagnostics)
+
+
 def test_hugging_face_image_model_uses_transformers_model(tmp_path: Path):
     images = {"kind": "images", "channels": 3, "height": 32, "width": 16, "classes": 7}
     text = lower_hugging_face(tmp_path, "transformers.ViTForImageClassification", reads=images).text
@@ -128,7 +135,12 @@ def test_missing_config_file_is_refused(tmp_path: Path):
 
 
 def lower_hugging_face(
-    folder: Path, model_class: str, *, name: str = "config.json", reads: dict[str, object] | None = TOKENS
+    folder: Path,
+    model_class: str,
+    *,
+    name: str = "config.json",
+    reads: dict[str, object] | None = TOKENS,
+    statements: str = "",
 ) -> Program:
     fields = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "rope_scaling": None}
     (folder / "config.json").write_text(json.dumps(fields))
@@ -136,7 +148,7 @@ def lower_hugging_face(
     manifest = Manifest.from_json(
         json.dumps({**json.loads(tiny.to_json()), "model_class": model_class, "reads": reads})
     )
-    plan = resolved(HUGGING_FACE.replace("config.json", name))
+    plan = resolved(HUGGING_FACE.replace("config.json", name) + statements)
     return lower(Analysis(plan, manifest, folder, file="hf.plan"))
 
 

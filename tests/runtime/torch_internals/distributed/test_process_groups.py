@@ -39,6 +39,21 @@ def start_and_go_on(seconds: float) -> tuple[list[float], list[float]]:
         return before, [timeout_of(group) for group in (*groups, dist.new_group([0]))]
 
 
+def split_after_leaving() -> tuple[bool, bool]:
+    """Whether equal meshes give equal split ones within a run, and after it."""
+    found = []
+    for _ in range(2):
+        with process_group(Device(type="cpu"), timeout_seconds=7.0):
+            meshes = [init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",)) for _ in range(2)]
+            found.append([split_off_experts(mesh, ep=1) for mesh in meshes])
+    (first, again), (later, _) = found
+    return first is again, first is later
+
+
+def test_meshes_are_forgotten_with_their_groups():
+    assert in_a_fork(split_after_leaving) == (True, False)
+
+
 @pytest.mark.parametrize(("seconds", "start"), [(7.0, STARTUP_SECONDS), (STARTUP_SECONDS + 1, STARTUP_SECONDS + 1)])
 def test_short_timeout_applies_after_the_first_step(seconds: float, start: float):
     before, after = in_a_fork(start_and_go_on, seconds)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from legoai.cost.trace.records import Category
-from legoai.specs.units import GIB, KIB, MIB, TIB
-
-if TYPE_CHECKING:
-    from legoai.cost.memory.host import HostMemory
+from legoai.specs.units import BYTES, SECONDS, counted, unit_of
 
 CATEGORIES: Final[dict[Category, str]] = {
     "parameter": "parameters",
@@ -45,29 +42,18 @@ KINDS: Final = {
 }
 
 _NANOSECOND: Final = 1e-9
-_ROUNDED: Final = 0.9995
-"""Of a unit, what three digits show as one: 999.6 ms is 1.00 s."""
 
 
 def seconds(value: float) -> str:
     """Three digits: `9.30 s`, `280 ms`, `13.9 us`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if abs(value) >= _ROUNDED * size:
-            return f"{_three(value / size)} {unit}"
-    return f"{_three(value / 1e-6)} us" if value else "0 s"
+    unit, size = unit_of(value, SECONDS, ".0f")
+    return f"{_three(value / size)} {unit}" if value else "0 s"
 
 
 def size(count: float) -> str:
     """Return bytes in a binary unit: `30.8 GiB`."""
-    for unit, base in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        if abs(count) >= base:
-            return f"{_three(count / base)} {unit}"
-    return f"{count:.0f} B"
-
-
-def counted(count: int, noun: str) -> str:
-    """A number and its noun: ``1 hole``, ``1,024 holes``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    unit, base = unit_of(count, BYTES, ".0f")
+    return f"{count:.0f} B" if base == 1 else f"{_three(count / base)} {unit}"
 
 
 def share(value: float) -> str:
@@ -125,16 +111,6 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def offloaded(memory: HostMemory) -> tuple[str, str]:
-    """Return the host memory of a rank, and that of all ranks of a host, in words."""
-    rank = memory.of_rank
-    parts = {"parameters": rank.parameters, "gradients": rank.gradients, "optimizer state": rank.optimizer}
-    held = ", ".join(f"{name} {size(found)}" for name, found in parts.items() if found)
-    return size(
-        rank.total
-    ), f"of each rank: {held}; {size(memory.total)} of the {counted(memory.ranks, 'rank')} of a host"
-
-
 def _three(value: float) -> str:
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:,.{digits}f}"
