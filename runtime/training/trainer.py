@@ -64,7 +64,7 @@ class Trainer(Recipe):
             history = self.fit(options)
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             with unhurried():
                 told = explained(error)
             report_error(told, error)
