@@ -205,6 +205,9 @@ def test_every_run_failure_is_one_error_with_a_code(capsys, text):
     (text.parent / "file").write_text("")
     status, output = run(capsys, program(), "--data", text, "--device", "cpu", "--out", text.parent / "file" / "x")
     assert status == 1 and output.startswith("error[RUN006]: --out ") and len(output.splitlines()) == 2
+    (text.parent / "other" / "metrics.jsonl").mkdir(parents=True)
+    status, output = run(capsys, program(parallelize=a_mistake), *on_cpu(text), "--out", text.parent / "other")
+    assert status == 1 and output.startswith("error[RUN006]: ") and "metrics.jsonl takes no records" in output
 
 
 @pytest.mark.parametrize(
