@@ -12,6 +12,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.lock import START, locked
 from legoai.runtime.launching.options import RunOptions, parse_options
+from legoai.runtime.metrics.log import check_metrics
 from legoai.specs.files import replace_file
 from legoai.specs.models.import_path import author_folder
 from legoai.specs.plan import Plan
@@ -85,6 +86,7 @@ def start(
                     f"{path} cannot be written: {error.strerror or error}",
                     help=remedy(error, "choose another --out"),
                 ) from error
+            check_metrics(options.out)
             begin(options)
         say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")
         return torchrun.launch(

@@ -109,7 +109,7 @@ def listed(names: Iterable[str], *, most: int = 3) -> str:
     return ", ".join(found[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def unwrapped(error: Exception) -> Exception:
+def unwrapped(error: BaseException) -> BaseException:
     """Return what a module raised within a stage of a pipeline, whose error shows arguments only; any other error."""
     while _IN_STAGE.match(str(error)) and isinstance(error.__cause__, Exception):
         error = error.__cause__

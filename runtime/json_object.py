@@ -1,4 +1,4 @@
-"""JSON objects in files, which anyone may have written or damaged."""
+"""JSON objects in files and their lines, which anyone may have written or damaged."""
 
 from __future__ import annotations
 
@@ -17,8 +17,17 @@ def read_json_object(file: Path) -> dict[str, Any]:
         OSError: it cannot be read.
         ValueError: it holds something else; the message says what is wrong.
     """
+    return json_object(file.read_bytes())
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON object that a text states.
+
+    Raises:
+        ValueError: it is something else; the message says what is wrong.
+    """
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except UnicodeDecodeError:

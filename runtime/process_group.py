@@ -72,7 +72,7 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[Callabl
         _join(device, timedelta(seconds=_patience.seconds))
         try:
             yield started
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if dist.get_world_size() == 1 or isinstance(error, RunError):
                 _leave()
             raise  # else a group may wait for ranks that are gone, until the process ends

@@ -22,6 +22,7 @@ from legoai.cost.profiles import Profile, load, profile_names, shipped_file
 from legoai.specs.cluster import CatalogueError, Cluster, Device, device, fabric, profile_path
 from legoai.specs.device_file import load_device, text_of
 from legoai.specs.profile_file import ProfileError, read_document
+from legoai.specs.visible_text import visible_line
 
 _SHOWN: Final = 6
 
@@ -123,6 +124,11 @@ def _named_base(run: RunFolder) -> str:
     """Return the device that the run's plan names."""
     file, name = run.cluster.get("profile"), run.cluster.get("device")
     if isinstance(file, str):
+        if not Path(file).is_file():
+            raise RunFolderError(
+                f"{run.path} records {visible_line(file)} as the device file of its plan, which is not on this "
+                f"machine; give --base DEVICE: {', '.join(profile_names())}, or a device file"
+            )
         return file
     for found in (name, run.profile, run.start.get("device")):
         if isinstance(found, str) and found in profile_names():

@@ -162,13 +162,13 @@ class Capture(Recorder):
         """Turn exceptions that a program may raise into SimulationError."""
         try:
             yield
-        except Exception as wrapped:
+        except (Exception, SystemExit) as wrapped:
             error = unwrapped(wrapped)
             if isinstance(error, SimulationError):
                 raise error from error.__cause__
             raise SimulationError(self._why(error)) from error
 
-    def _why(self, error: Exception) -> str:
+    def _why(self, error: BaseException) -> str:
         """What went wrong in a program, in words."""
         if isinstance(error, RunError):
             return str(error)

@@ -177,7 +177,7 @@ def _serve(job: Job, pipe: Connection, log: Path, parent: int) -> NoReturn:
         os._exit(0)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            error = unwrapped(error) if isinstance(error, Exception) else error
+            error = unwrapped(error)
             text = " ".join(str(error).split())[:400]
             pipe.send(("error", (f"{type(error).__name__}: {text}", "".join(traceback.format_exception(error)))))
         os._exit(1)

@@ -167,7 +167,7 @@ def _is_complete(folder: Path, key: str, tokens: Tokens) -> bool:
     """Whether a corpus is in the cache, with as many tokens as were counted when it was built."""
     try:
         sizes = [part.stat().st_size for part in _parts(folder, key)]
-    except FileNotFoundError:
+    except OSError:  # where others cannot be written in their stead, that is reported
         return False
     lengths = token_counts.lengths(_counts_file(folder, key))
     return sizes == [length * tokens.dtype.itemsize for length in lengths]

@@ -62,7 +62,8 @@ def lengths(file: Path) -> list[int]:
 
 def _loaded(file: Path) -> Counts | None:
     try:
-        counts = np.load(file, allow_pickle=False)
+        with file.open("rb") as binary:  # `np.load` takes some damaged files for archives
+            counts = np.lib.format.read_array(binary, allow_pickle=False)
     except (OSError, ValueError, EOFError):
         return None
-    return counts if isinstance(counts, np.ndarray) and counts.dtype == np.int64 else None
+    return counts if counts.dtype == np.int64 else None

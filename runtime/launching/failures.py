@@ -30,8 +30,11 @@ _EXAMPLES: Final = " (e.g. socket, malloc)"
 """In torch's explanation of any `ncclSystemError`."""
 
 
-def explained(error: Exception) -> RunError:
-    """Return the error to report for an exception that ended this rank; a `RunError` is returned as it is."""
+def explained(error: BaseException) -> RunError:
+    """Return the error to report for an exception that ended this rank; a `RunError` is returned as it is.
+
+    A `SystemExit` is one too: only the model's code raises it where this is called.
+    """
     error = unwrapped(error)
     if isinstance(error, RunError):
         return error
@@ -59,11 +62,10 @@ def explained(error: Exception) -> RunError:
             )
         if _TIMED_OUT.search(text):
             return _no_answer(who)
-    last = _own_frame(error)
-    return RunError(
-        RunErrorCode.FAILED,
-        f"{who} failed: {type(error).__name__}: {text[:400]}{f' ({last})' if last else ''}",
-    )
+    cause, last = f"{type(error).__name__}: {text[:400]}", _own_frame(error)
+    if isinstance(error, SystemExit):
+        cause = f"the model's code called sys.exit({'' if error.code is None else repr(error.code)[:400]})"
+    return RunError(RunErrorCode.FAILED, f"{who} failed: {cause}{f' ({last})' if last else ''}")
 
 
 def _no_answer(who: str) -> RunError:
@@ -81,13 +83,13 @@ def _no_answer(who: str) -> RunError:
     )
 
 
-def _is_out_of_memory(error: Exception, text: str) -> bool:
+def _is_out_of_memory(error: BaseException, text: str) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and _NO_MEMORY.search(text) is not None
     )
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     """Return the error's text in one line; of an error of NCCL its kind, and what NCCL says of this one.
 
     Before that torch explains the kind, by causes that it may have.
@@ -98,7 +100,7 @@ def _cause(error: Exception) -> str:
     return f"{kind[0]}: {last.strip()}" if kind and last.strip() else text
 
 
-def _is_of_a_collective(error: Exception, text: str) -> bool:
+def _is_of_a_collective(error: BaseException, text: str) -> bool:
     """Whether it comes from a backend of process groups; gloo raises plain runtime errors, from its own sources."""
     if text.startswith(_OF_CUDA):
         return False
@@ -114,7 +116,7 @@ def _first_sentences(text: str) -> str:
     return ". ".join(re.split(r"\.\s", text)[:3])[:300]
 
 
-def _own_frame(error: Exception) -> str:
+def _own_frame(error: BaseException) -> str:
     """The innermost line that is neither of torch nor of this package, as `file:line`."""
     here = Path(__file__).resolve().parents[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -13,6 +13,7 @@ import os
 import runpy
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from legoai.runtime.launching.signals import end_at_interruptions
@@ -41,6 +42,23 @@ def main() -> None:
         runpy.run_path(program, run_name="__main__")
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except SystemExit as stop:
+        if stop.code or not _is_of_an_import(stop):  # a launcher reports other statuses
+            raise
+        _report_exit(stop)
+        sys.exit(1)
+
+
+def _is_of_an_import(stop: SystemExit) -> bool:
+    """Whether a module that the program imports, such as the factory's, ends the process."""
+    return [frame.f_code.co_name for frame, _ in traceback.walk_tb(stop.__traceback__)].count("<module>") > 1
+
+
+def _report_exit(stop: SystemExit) -> None:
+    from legoai.runtime.launching.failures import explained
+    from legoai.runtime.launching.report import report_error
+
+    report_error(explained(stop), stop)
 
 
 def _report_replaced(program: str) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from legoai.runtime.durable import remedy
+from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.runtime.metrics.tensorboard import TensorBoard
 from legoai.specs.terminal import may_color
@@ -56,6 +58,23 @@ class StepRecord:
 
 METRICS: Final = "metrics.jsonl"
 """The file of the records in a run's folder."""
+
+
+def check_metrics(folder: Path) -> None:
+    """Check, before anything that takes long, that the metrics of a run can be written into its folder.
+
+    Raises:
+        RunError: they cannot.
+    """
+    path = folder / METRICS
+    try:
+        RecordFile(path).close()
+    except OSError as error:
+        raise RunError(
+            RunErrorCode.FOLDER_NOT_WRITABLE,
+            f"{path} takes no records: {error.strerror or error}",
+            help=remedy(error, "remove it, or choose another --out"),
+        ) from error
 
 
 def is_validated(folder: Path, step: int) -> bool | None:

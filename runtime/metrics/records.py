@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from legoai.runtime.json_object import json_object
 
 
 class RecordFile:
@@ -18,12 +21,14 @@ class RecordFile:
         path: of the file, which is made with its folders where there is none.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or is no regular file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
         self._file = path.open("ab+", buffering=0)
         self._is_torn = False
         if self._file.seek(0, os.SEEK_END):
@@ -55,20 +60,22 @@ class RecordFile:
 
 
 def read_records(path: Path, *, behind: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file, but for those that were written in part; none where there is no such file.
+    """Yield the records of a file, but for those that were written in part, or damaged.
+
+    There are none where there is no such file, or it is no regular one: a pipe would be waited for.
 
     Args:
         path: of the file.
         behind: bytes at its beginning that are not read.
     """
+    if not path.is_file():
+        return
     try:
         with path.open("rb") as file:
             file.seek(behind)
             for line in file:
                 with contextlib.suppress(ValueError):
-                    record = json.loads(line.decode("utf-8", errors="replace"))
-                    if isinstance(record, dict):
-                        yield record
+                    yield json_object(line.decode("utf-8", errors="replace"))
     except OSError:
         return
 

@@ -16,16 +16,20 @@ from legoai.runtime.training.state import Training
 _OF_KERNELS: Final = frozenset({"params", "lr", "initial_lr", "fused", "foreach", "capturable", "differentiable"})
 """Options of a group that are no constants, or that the learning-rate schedule changes."""
 
+_LATER: Final = frozenset({"micro_batch", "clip_norm", "param_dtype", "reduce_dtype"})
+"""Constants that checkpoints of earlier versions do not record."""
+
 
 def constants_of(recipe: Recipe, training: Training) -> dict[str, Any]:
     """Return constants of a training by name, as plain data; collective.
 
-    Of the optimizer these are the different values of its groups, of all ranks. Those that only the step of the program
-    has, such as the norm of clipping, are not among them.
+    Of the optimizer these are the different values of its groups, of all ranks.
     """
     found: dict[str, Any] = {"optimizer": optimizer_name(training.optimizer)}
-    found |= {name: getattr(recipe, name) for name in ("global_batch", "ramp", "seq_len")}
-    found["master_dtype"] = str(recipe.master_dtype).removeprefix("torch.")
+    found |= {name: getattr(recipe, name) for name in ("global_batch", "ramp", "seq_len", "micro_batch", "clip_norm")}
+    for name in ("master_dtype", "param_dtype", "reduce_dtype"):
+        dtype = getattr(recipe, name)
+        found[name] = None if dtype is None else str(dtype).removeprefix("torch.")
     groups = [
         {"lr": group.get("initial_lr", group["lr"])} | {name: group[name] for name in group.keys() - _OF_KERNELS}
         for group in training.optimizer.param_groups
@@ -59,8 +63,15 @@ def listed_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str
     return ", ".join(
         f"{name} {_shown(before.get(name))} → {_shown(now.get(name))}"
         for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and (name in before or name not in _LATER)
     )
+
+
+def scope(before: Mapping[str, Any]) -> str:
+    """Return what the recorded constants of a training cover, in words."""
+    if before.keys() >= _LATER:
+        return "of optimizer, learning rate, clipping, batch and precision"
+    return "of optimizer, learning rate and batch"
 
 
 def _plain(value: Any) -> Any:

@@ -59,6 +59,9 @@ class Recipe:
         peak_flops: operations per second of the plan's device in products of its dtype; 0 where that is not known.
         reads: the model's inputs and outputs.
         master_dtype: in which parameters are stored.
+        param_dtype: in which forward and backward compute. Checkpoints record it, the next and `clip_norm`, which the
+            other functions here apply; None where it is not stated.
+        reduce_dtype: in which the gradients of units are reduced.
         autocast_dtype: of matrix products where no FSDP unit carries the mixed precision policy; None for
             none. It is for validation and for the stages of a pipeline; `train_step` has its own.
         attention_kernel: the only kernel of scaled dot-product attention; None leaves the choice to PyTorch.
@@ -67,6 +70,7 @@ class Recipe:
         offload_parameters: whether parameters, gradients and optimizer state are in host memory, from which
             `fully_shard` brings them; the optimizer then runs on the host.
         allocator_settings: of a GPU's allocator, as for `PYTORCH_ALLOC_CONF`; empty keeps the environment's.
+        clip_norm: the bound to which `train_step` clips the gradient's norm; None for none.
         seed: of weights, data order and dropout.
         steps: of the whole training; this and the following are defaults of the command line.
         data: what is trained on: see `RunOptions`.
@@ -106,11 +110,14 @@ class Recipe:
     peak_flops: float = 0.0
     reads: Reads = field(default_factory=Tokens)
     master_dtype: torch.dtype = torch.float32
+    param_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
     autocast_dtype: torch.dtype | None = None
     attention_kernel: SDPBackend | None = None
     loss_parallel: bool = False
     offload_parameters: bool = False
     allocator_settings: str = ""
+    clip_norm: float | None = None
     seed: int = 0
     steps: int = 1000
     data: str = "python"

@@ -30,6 +30,7 @@ from legoai.runtime.launching.options import PLANNED, RunOptions, parse_options
 from legoai.runtime.launching.report import report_error
 from legoai.runtime.launching.signals import StopRequest, unhurried
 from legoai.runtime.loss import LossFunction, of_one_tensor
+from legoai.runtime.metrics.log import check_metrics
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.parallelism.mesh import coordinate_along, is_first_elsewhere
 from legoai.runtime.process_group import on_first_rank, process_group, record_collectives
@@ -64,7 +65,7 @@ class Trainer(Recipe):
             history = self.fit(options)
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             with unhurried():
                 told = explained(error)
             report_error(told, error)
@@ -319,7 +320,7 @@ def _run_folder(folder: Path | None) -> Iterator[Callable[[], RunError | None]]:
     What is yielded is collective, and as `LockedFolder.loss`.
 
     Raises:
-        RunError: another run holds the lock, or the folder cannot be written; on every rank.
+        RunError: another run holds the lock, or the folder or its metrics cannot be written; on every rank.
     """
     with contextlib.ExitStack() as stack:
         held: list[LockedFolder] = []
@@ -327,6 +328,7 @@ def _run_folder(folder: Path | None) -> Iterator[Callable[[], RunError | None]]:
         def hold() -> None:
             assert folder is not None
             held.append(stack.enter_context(locked(folder)))
+            check_metrics(folder)
 
         if folder is not None:
             on_first_rank(hold)

@@ -80,11 +80,6 @@ def storage_of(tensor: torch.Tensor) -> int:
         return -id(tensor)
 
 
-def times_changed(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was changed in place."""
-    return tensor._version
-
-
 def has_hooks(module: torch.nn.Module) -> bool:
     """Whether something is called with a module's arguments, results or gradients, or those of its own parameters."""
     own = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
@@ -229,7 +224,6 @@ __all__ = [
     "meta_device",
     "storage_key",
     "storage_of",
-    "times_changed",
     "tree_leaves",
     "tree_map",
     "whole_of",

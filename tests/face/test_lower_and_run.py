@@ -285,6 +285,17 @@ def test_run_refuses_a_folder_in_use(capsys: pytest.CaptureFixture[str]):
     assert err.count("\n") == 2
 
 
+def test_run_refuses_metrics_that_cannot_be_written(capsys: pytest.CaptureFixture[str]):
+    Path("runs/small").mkdir(parents=True)
+    os.mkfifo("runs/small/metrics.jsonl")
+    status, _, err = called(capsys, "run", "good.plan")
+    assert (status, err) == (
+        1,
+        "error[RUN006]: runs/small/metrics.jsonl takes no records: it is no regular file\n"
+        "  help: remove it, or choose another --out\n",
+    )
+
+
 def test_run_under_a_limit_of_file_sizes_names_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     def write(path: Path, text: str) -> None:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))

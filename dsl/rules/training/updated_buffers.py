@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
@@ -18,7 +18,8 @@ class UpdatedBuffers(Check):
 
     They are state that no optimizer knows. Under data parallelism every rank updates its own from its own samples, and
     nothing makes them equal: they differ from those of one device, and the checkpoint keeps those of one rank. A module
-    that is recomputed updates its buffers twice for each micro batch.
+    that is recomputed updates its buffers twice for each micro batch. Checkpoints keep none that is registered with
+    `persistent=False`: a run that resumes begins with its first value again, also on one device.
     """
 
     code = "LP660"
@@ -29,15 +30,21 @@ class UpdatedBuffers(Check):
         manifest, plan = analysis.manifest, analysis.plan
         if manifest is None or not manifest.updated:
             return
-        first, more = manifest.updated[0], len(manifest.updated) - 1
-        named = f"`{first}`{f' and {more} more' if more else ''}"
+        if manifest.updated_unsaved:
+            yield self.at(
+                analysis.span_of(plan.model, "target"),
+                f"forward updates {_named(manifest.updated_unsaved)}, which no checkpoint keeps",
+                label="a resumed run begins with its first value again",
+                help=["register it with `persistent=True`"],
+            )
         sizes = {axis: plan.mesh.size(axis) for axis in _AXES}
         several = [axis for axis, size in sizes.items() if not is_open(size) and size > 1]
+        is_any_saved = len(manifest.updated_unsaved) < len(manifest.updated)
         if several:
             yield self.at(
                 analysis.span_of(plan.model, "target"),
-                f"forward updates {named}: each rank of `{several[0]}` has values of its own",
-                label="the checkpoint keeps those of one rank",
+                f"forward updates {_named(manifest.updated)}: each rank of `{several[0]}` has values of its own",
+                label="the checkpoint keeps those of one rank" if is_any_saved else "nothing makes them equal",
                 others=[
                     Label(
                         analysis.span_of(plan.mesh, several[0]), f"{sizes[several[0]]} ranks, with other samples each"
@@ -59,3 +66,8 @@ class UpdatedBuffers(Check):
                     help=["recompute other modules, or let their forward leave buffers as they are"],
                 )
                 return
+
+
+def _named(buffers: Sequence[str]) -> str:
+    more = len(buffers) - 1
+    return f"`{buffers[0]}`{f' and {more} more' if more else ''}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.computation.precision import autocast_dtype
+from legoai.dsl.analysis.computation.precision import autocast_dtype, has_policy
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Group, call
 from legoai.lowering.emit.computation import float8
@@ -13,14 +13,15 @@ DTYPES = {name: f"torch.{of_torch}" for name, of_torch in TORCH_DTYPES.items()}
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Emit the dtype of the stored parameters, and that of autocast.
+    """Emit the dtype of the stored parameters, that of autocast, and what checkpoints record.
 
     Under `fsdp` and `replicate` every unit has a `MixedPrecisionPolicy` (see :func:`policy`). Without one, matrix
     products run under autocast where they are in another dtype than the parameters.
     """
     precision = lowering.plan.precision
     float8.emit(lowering, draft)
-    draft.train_with("master_dtype", DTYPES[precision.master], lowering.note(precision, "master"))
+    for name in ("master", "param", *(("reduce",) if has_policy(lowering.analysis) else ())):
+        draft.train_with(f"{name}_dtype", DTYPES[getattr(precision, name)], lowering.note(precision, name))
     autocast = autocast_dtype(lowering.analysis)
     if autocast is not None:
         note = lowering.note(precision, "param")

@@ -8,9 +8,11 @@ from legoai.lowering.emit.step import PARAMETERS
 
 
 def emit(lowering: Lowering, draft: Draft) -> None:
-    """Clip the gradients before the update."""
+    """Clip the gradients before the update; checkpoints record the bound."""
     clip = lowering.plan.clip
     if clip is not None:
         draft.imports.name("legoai.runtime", "clip_gradients")
-        made = call("clip_gradients", PARAMETERS, max_norm=lowering.number(clip, "norm"), total_norm="result.norm")
-        draft.step.clip.append(Line(made, "", lowering.note(clip, "norm")))
+        norm, note = lowering.number(clip, "norm"), lowering.note(clip, "norm")
+        made = call("clip_gradients", PARAMETERS, max_norm=norm, total_norm="result.norm")
+        draft.step.clip.append(Line(made, "", note))
+        draft.train_with("clip_norm", norm, note)

@@ -40,7 +40,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, Tokens, reads_from
 
-FORMAT = 26
+FORMAT = 27
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -357,7 +357,9 @@ class Manifest:
             """Parameters and buffers that get no first value: the constructor leaves them empty, and no method of
             their module's or of the model's fills them."""
             self.updated: tuple[str, ...] = tuple(raw["updated"])
-            """Buffers that are saved with the model, and that its forward changes in training."""
+            """Buffers that the model's forward changes in training, apart from tables that it computes."""
+            self.updated_unsaved: tuple[str, ...] = tuple(raw.get("updated_unsaved", ()))
+            """Those of :attr:`updated` that are not saved with the model."""
             self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
             """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
             self.attribute_reads: tuple[tuple[str, str, str], ...] = tuple(map(tuple, raw.get("attribute_reads", ())))

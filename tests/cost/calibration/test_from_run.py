@@ -348,6 +348,9 @@ def broken(folder: Path, kind: str) -> Path:
         shutil.copy(first, run / "profile" / "step-3-rank-7.json.gz")
     elif kind == "unnamed":
         (run / "metrics.jsonl").unlink()
+    elif kind == "elsewhere":
+        use = ClusterUse(device="ours", hosts=2, devices=8, profile="gone.toml")
+        note_cluster(run / "metrics.jsonl", use, folder)
     return run
 
 
@@ -360,6 +363,11 @@ def broken(folder: Path, kind: str) -> Path:
         ("other", None, "a trace of 4 ranks, and the run had 16"),
         ("twice", None, "two traces of one rank"),
         ("unnamed", None, "--base DEVICE"),
+        (
+            "elsewhere",
+            None,
+            "gone.toml as the device file of its plan, which is not on this machine; give --base DEVICE",
+        ),
         ("right", "cpu", "`cpu` is a CPU"),
     ],
 )

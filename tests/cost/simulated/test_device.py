@@ -215,3 +215,8 @@ def test_what_a_stage_wraps_is_reported(cause: Exception, message: str):
     with pytest.raises(SimulationError) as caught, Capture().errors():
         raise RuntimeError("\n            [Stage 0] failed to run forward:\n            args: ()") from cause
     assert str(caught.value) == message
+
+
+def test_model_that_ends_the_process_is_reported():
+    with pytest.raises(SimulationError, match="the program failed: SystemExit: 0"), Capture().errors():
+        raise SystemExit(0)

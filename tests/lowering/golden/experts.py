@@ -148,6 +148,8 @@ def trainer() -> Trainer:
         flops_per_token=5015076864,  # tiny.plan:3
         peak_flops=989.4e12,  # tiny.plan:4
         master_dtype=torch.float32,  # default
+        param_dtype=torch.bfloat16,  # default
+        reduce_dtype=torch.float32,  # default
     )
 
 

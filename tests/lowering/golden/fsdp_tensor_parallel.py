@@ -191,7 +191,10 @@ def trainer() -> Trainer:
         seq_len=256,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:28
+        param_dtype=torch.bfloat16,  # tiny.plan:28
+        reduce_dtype=torch.float32,  # tiny.plan:28
         loss_parallel=True,  # tiny.plan:19
+        clip_norm=1.0,  # tiny.plan:30
         steps=300,  # tiny.plan:31
     )
 

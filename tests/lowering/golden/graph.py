@@ -179,6 +179,9 @@ def trainer() -> Trainer:
         flops_per_token=57912852480,  # tiny.plan:2
         peak_flops=989.4e12,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:13
+        param_dtype=torch.bfloat16,  # tiny.plan:13
+        reduce_dtype=torch.float32,  # tiny.plan:13
+        clip_norm=1.0,  # tiny.plan:17
     )
 
 

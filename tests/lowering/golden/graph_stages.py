@@ -174,6 +174,8 @@ def trainer() -> Trainer:
         seq_len=64,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # default
+        param_dtype=torch.bfloat16,  # default
+        reduce_dtype=torch.float32,  # default
     )
 
 

@@ -153,6 +153,8 @@ def trainer() -> Trainer:
         seq_len=64,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float64,  # tiny.plan:22
+        param_dtype=torch.float64,  # tiny.plan:22
+        reduce_dtype=torch.float64,  # tiny.plan:22
     )
 
 

@@ -165,6 +165,8 @@ def trainer() -> Trainer:
         flops_per_token=10635706368,  # tiny.plan:2
         peak_flops=989.4e12,  # tiny.plan:3
         master_dtype=torch.float32,  # default
+        param_dtype=torch.bfloat16,  # default
+        reduce_dtype=torch.float32,  # default
     )
 
 

@@ -107,6 +107,7 @@ def trainer() -> Trainer:
         seq_len=64,  # tiny.plan:5
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # default
+        param_dtype=torch.bfloat16,  # default
         autocast_dtype=torch.bfloat16,  # default
     )
 

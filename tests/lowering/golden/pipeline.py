@@ -245,6 +245,8 @@ def trainer() -> Trainer:
         seq_len=256,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:38
+        param_dtype=torch.bfloat16,  # tiny.plan:38
+        reduce_dtype=torch.float32,  # tiny.plan:38
         loss_parallel=True,  # tiny.plan:19
     )
 

@@ -209,6 +209,8 @@ def trainer() -> Trainer:
         seq_len=64,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:3
         master_dtype=torch.float32,  # default
+        param_dtype=torch.bfloat16,  # default
+        reduce_dtype=torch.float32,  # default
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # tiny.plan:31
         loss_parallel=True,  # tiny.plan:19
     )

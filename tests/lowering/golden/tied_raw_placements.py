@@ -156,6 +156,7 @@ def trainer() -> Trainer:
         flops_per_token=854438400,  # tiny.plan:2
         peak_flops=312e12,  # tiny.plan:3
         master_dtype=torch.float32,  # tiny.plan:16
+        param_dtype=torch.bfloat16,  # tiny.plan:16
         autocast_dtype=torch.bfloat16,  # tiny.plan:16
         loss_parallel=True,  # tiny.plan:14
     )

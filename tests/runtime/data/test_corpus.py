@@ -196,7 +196,15 @@ def entropy_of(tokens: np.ndarray) -> float:
     return -math.fsum(float(p) * math.log(float(p)) for p in frequencies)
 
 
-@pytest.mark.parametrize("damage", [Path.unlink, lambda file: os.truncate(file, 200), lambda file: file.write_text("")])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        lambda file: os.truncate(file, 200),
+        lambda file: file.write_text(""),
+        lambda file: file.write_bytes(b"PK\x03\x04"),
+    ],
+)
 def test_missing_or_damaged_counts_are_made_again(tmp_path, monkeypatch, damage):
     corpus = open_corpus(str(write(tmp_path / "a.txt", "abcd" * 5000)), cache=tmp_path)
     entropy = corpus.unigram_entropy()
@@ -204,6 +212,18 @@ def test_missing_or_damaged_counts_are_made_again(tmp_path, monkeypatch, damage)
     assert corpus.unigram_entropy() == entropy
     monkeypatch.setattr(token_counts, "count", refuse_to_count)
     assert corpus.unigram_entropy() == entropy
+
+
+@pytest.mark.parametrize("kind", ["train.bin", "validation.bin", "counts.npy", "digest"])
+def test_link_to_itself_in_the_cache_is_replaced(tmp_path, kind):
+    source = str(write(tmp_path / "a.txt", "abcd" * 5000))
+    first = open_corpus(source, cache=tmp_path)
+    [file] = (tmp_path / "corpora").glob(f"*.{kind}")
+    file.unlink()
+    file.symlink_to(file)
+    again = open_corpus(source, cache=tmp_path)
+    assert again.train.tobytes() == first.train.tobytes() and again.digest == first.digest
+    assert again.unigram_entropy() == first.unigram_entropy() and not file.is_symlink()
 
 
 def test_counts_of_another_corpus_are_not_believed(tmp_path):

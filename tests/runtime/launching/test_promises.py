@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,23 @@ def a_mistake(model, mesh):
     return model.no_such_layer
 
 
+def ends_the_process(model, mesh):
+    sys.exit()
+
+
+def ends_the_process_with_a_word(model, mesh):
+    raise SystemExit("enough")
+
+
+@pytest.mark.parametrize(
+    ("parallelize", "call"), [(ends_the_process, "sys.exit()"), (ends_the_process_with_a_word, "sys.exit('enough')")]
+)
+def test_model_that_ends_the_process_fails(capsys, text, parallelize, call: str):
+    status, output = run(capsys, program(parallelize=parallelize), *on_cpu(text))
+    assert status == 1 and output.count("error[") == 1
+    assert output.endswith(f"error[RUN069]: rank 0 failed: the model's code called {call}\n"), output
+
+
 def test_every_run_failure_is_one_error_with_a_code(capsys, text):
     status, output = run(capsys, program(parallelize=no_memory), *on_cpu(text))
     assert status == 1 and "error[RUN060]: rank 0 has no memory left" in output and "Traceback" not in output
@@ -181,6 +199,9 @@ def test_every_run_failure_is_one_error_with_a_code(capsys, text):
     (text.parent / "file").write_text("")
     status, output = run(capsys, program(), "--data", text, "--device", "cpu", "--out", text.parent / "file" / "x")
     assert status == 1 and output.startswith("error[RUN006]: --out ") and len(output.splitlines()) == 2
+    (text.parent / "other" / "metrics.jsonl").mkdir(parents=True)
+    status, output = run(capsys, program(parallelize=a_mistake), *on_cpu(text), "--out", text.parent / "other")
+    assert status == 1 and output.startswith("error[RUN006]: ") and "metrics.jsonl takes no records" in output
 
 
 @pytest.mark.parametrize(

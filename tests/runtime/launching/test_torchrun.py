@@ -286,6 +286,27 @@ def test_program_of_another_start_is_not_run(tmp_path, capfd):
     assert capfd.readouterr().out == "of the other\n"
 
 
+@pytest.mark.parametrize(
+    ("factory", "program", "status"),
+    [
+        ("exit()", "import factory", 1),
+        ("exit(0)", "import factory", 1),
+        ("exit(3)", "import factory", 3),
+        ("", "import factory; factory.exit(0)", 0),
+    ],
+)
+def test_module_that_ends_the_process_with_status_0_when_it_is_imported_fails(
+    tmp_path, factory: str, program: str, status: int
+):
+    (tmp_path / "factory.py").write_text(f"from sys import exit\n{factory}\n")
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-P", "-m", "legoai.runtime.launching.program", str(tmp_path), "program.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == status, done.stderr
+    error = f"error[RUN069]: rank 0 failed: the model's code called sys.exit({factory[5:-1]}) (factory.py:2)"
+    assert (error in done.stderr) == (status == 1)
+
+
 def test_threads_per_process_divide_the_cores():
     cores = len(os.sched_getaffinity(0))
     assert threads_per_process(1) == cores

@@ -6,13 +6,18 @@ import dataclasses
 import errno
 import io
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from legoai.runtime.metrics.log import METRICS, MetricsLog, StepRecord, is_validated, step_line
+import pytest
+
+from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.metrics.log import METRICS, MetricsLog, StepRecord, check_metrics, is_validated, step_line
+from legoai.runtime.metrics.records import read_records
 from legoai.runtime.metrics.tensorboard import TensorBoard
 
 
@@ -135,6 +140,43 @@ def test_record_begins_a_line_behind_one_of_a_killed_run(tmp_path):
     with MetricsLog(path, header={}, every=0, steps=1, silent=True):
         pass
     assert path.read_text().splitlines() == ['{"event": "st', '{"event": "start"}']
+
+
+def test_damaged_lines_are_no_records(tmp_path):
+    path, kept = tmp_path / METRICS, ['{"event": "start"}', '{"event": "end", "step": 2}']
+    damaged = ["[" * 200_000, '{"a":' * 200_000, '{"event": "st', "[1]", "\x00\xff"]
+    path.write_text("\n".join([kept[0], *damaged, kept[1]]) + "\n")
+    assert list(read_records(path)) == [json.loads(line) for line in kept]
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _dangling(path: Path) -> None:
+    path.symlink_to("nowhere/file")
+
+
+def _loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _full(path: Path) -> None:
+    path.symlink_to("/dev/full")
+
+
+@pytest.mark.parametrize("make", [_folder, _pipe, _dangling, _loop, _full])
+def test_metrics_that_take_no_records_are_refused(tmp_path, make: Callable[[Path], None]):
+    make(tmp_path / METRICS)
+    assert list(read_records(tmp_path / METRICS)) == []
+    with pytest.raises(RunError, match=r"metrics\.jsonl takes no records: ") as caught:
+        check_metrics(tmp_path)
+    assert caught.value.code == RunErrorCode.FOLDER_NOT_WRITABLE
+    assert caught.value.help == "remove it, or choose another --out"
 
 
 def test_board_that_takes_no_figures_is_left(tmp_path):

@@ -23,7 +23,7 @@ from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.vit import ViT
 from support import corpus, programs
-from support.checkpoints import edit_meta
+from support.checkpoints import edit_meta, record
 
 data, own_cache = corpus.data, corpus.own_cache
 
@@ -43,17 +43,24 @@ def fit(
     build: Callable[[], nn.Module] | None,
     *,
     momentum: float = 0.9,
+    micro_batch: int = 2,
+    clip_norm: float | None = None,
+    param_dtype: torch.dtype | None = None,
+    reduce_dtype: torch.dtype | None = None,
     plan_hash: str = "sha256:test",
     ranks: int = 1,
     factory: str = "",
     **options,
 ) -> str:
     """What a run says."""
-    program = programs.trainer(dtype=torch.float32, dp_shard=ranks, plan_hash=plan_hash)
+    program = programs.trainer(dtype=torch.float32, dp_shard=ranks, micro_batch=micro_batch, plan_hash=plan_hash)
     program = dataclasses.replace(
         program,
         build_model=build or program.build_model,
         factory=factory,
+        clip_norm=clip_norm,
+        param_dtype=param_dtype,
+        reduce_dtype=reduce_dtype,
         build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=momentum),
     )
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -125,11 +132,31 @@ def test_notes_tell_another_mesh_from_other_constants(gloo, data, tmp_path):
     gloo(1)(fit, None, steps=1, data=data, out=first)
     assert "note:" not in gloo(1)(fit, None, steps=2, **usual)[0]
     [said] = gloo(1)(fit, None, steps=2, plan_hash="sha256:other", **usual)
-    assert "this plan's hash is another, with the same constants of optimizer, learning rate and batch\n" in said
+    constants = "with the same constants of optimizer, learning rate, clipping, batch and precision"
+    same = f"this plan's hash is another, {constants}"
+    assert f"{same}\n" in said
     [said, _] = gloo(2)(fit, None, steps=2, ranks=2, plan_hash="sha256:other", **usual)
-    assert "learning rate and batch, and another mesh dp_shard = 1 → dp_shard = 2\n" in said
+    assert f"{same}, and another mesh dp_shard = 1 → dp_shard = 2\n" in said
     [said] = gloo(1)(fit, None, steps=2, momentum=0.5, plan_hash="sha256:other", **usual)
     assert "this plan's hash is another, with other constants of the training: momentum 0.9 → 0.5\n" in said
+
+
+def test_notes_name_clipping_micro_batch_and_precision(gloo, data, tmp_path):
+    pool, usual = gloo(1), {"steps": 2, "plan_hash": "sha256:other", "data": data, "resume": str(tmp_path)}
+    pool(fit, None, steps=1, data=data, out=tmp_path, clip_norm=1.0, param_dtype=torch.float32)
+    [said] = pool(fit, None, **usual, micro_batch=1, param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    dtypes = "param_dtype float32 → bfloat16, reduce_dtype none → bfloat16"
+    assert f"with other constants of the training: micro_batch 2 → 1, clip_norm 1.0 → none, {dtypes}\n" in said
+    later = ("micro_batch", "clip_norm", "param_dtype", "reduce_dtype")
+    path = tmp_path / "checkpoints" / "step-1"
+    details = json.loads((path / DETAILS).read_text(encoding="utf-8"))
+    details["constants"] = {name: value for name, value in details["constants"].items() if name not in later}
+    (path / DETAILS).write_text(json.dumps(details), encoding="utf-8")
+    record(path, DETAILS)
+    [said] = pool(fit, None, **usual, micro_batch=1)
+    assert "this plan's hash is another, with the same constants of optimizer, learning rate and batch\n" in said
+    [said] = pool(fit, None, **usual, momentum=0.5, clip_norm=3.0)
+    assert "with other constants of the training: momentum 0.9 → 0.5\n" in said
 
 
 def test_arguments_of_a_factory_are_noted(gloo, data, tmp_path):

@@ -134,6 +134,8 @@ class _Describer:
             raw["attribute_reads"] = self.followed.attribute_reads
         if self.followed.step_changes is not None:
             raw["step_changes"] = self.followed.step_changes
+        if self.followed.updated_unsaved:
+            raw["updated_unsaved"] = list(self.followed.updated_unsaved)
         if self.followed.sparse_gradients:
             raw["sparse_gradients"] = self.followed.sparse_gradients
         if self.followed.graph_break is not None:

@@ -54,6 +54,8 @@ class Followed:
     """What the noted modules take and give, in samples and tokens."""
     updated: Sequence[str] = ()
     """The buffers that forward updates."""
+    updated_unsaved: Sequence[str] = ()
+    """As `Manifest.updated_unsaved`."""
     changed_parameters: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Paths of the parameters that a module's own forward changes, by its path."""
     mixing: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +127,7 @@ def follow(
                     failing_module,
                     SparseGradients(model) as sparse,
                     AssignedAttributes(model) as assigned,
-                    UpdatedBuffers(model) as updated,
+                    UpdatedBuffers(model, inputs) as updated,
                     ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
                     FlowRecorder(model) as recorder,
@@ -139,6 +141,7 @@ def follow(
                     calls=recorder.calls,
                     shapes=_shapes(model, inputs, noted, shapes),
                     updated=updated.names,
+                    updated_unsaved=updated.unsaved,
                     changed_parameters=changed.by_module,
                     mixing=_mixing(model, inputs, routed),
                     changes=changes,

@@ -166,7 +166,7 @@ class Writing(OperatorMode):
         """Execute an operator."""
         kwargs = kwargs or {}
         if isinstance(func, OpOverload) and func._schema.is_mutable:
-            for tensor in _written(func, args, kwargs):
+            for tensor in written(func, args, kwargs):
                 self._change(tensor)
         return func(*args, **kwargs)
 
@@ -216,7 +216,7 @@ class _Casting(TorchFunctionMode):
         return result.detach() if is_cast else result
 
 
-def _written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+def written(operator: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """Yield the tensors that an operator changes."""
     given = {**dict(zip(_names(operator), args, strict=False)), **kwargs}
     for parameter in operator._schema.arguments:

@@ -60,6 +60,23 @@ def test_buffers_that_forward_updates_are_reported(tmp_path: Path, update: str):
     assert found.message == "forward updates `blocks.1.mean`, once more when it is recomputed"
 
 
+@pytest.mark.parametrize("update", [IN_PLACE, REPLACED])
+def test_buffers_that_no_checkpoint_keeps_are_reported_on_one_rank_too(tmp_path: Path, update: str):
+    factory = FACTORY.replace('"mean", torch.zeros(16)', '"mean", torch.zeros(16), persistent=False')
+    (tmp_path / "net.py").write_text(factory.replace("{update}", update))
+    plan = 'model python("net:Net")\n'
+    [found] = [item for item in diagnostics(plan + STAGES, tmp_path) if item.code == "LP660"]
+    assert found.severity == "warning"
+    assert found.message == "forward updates `blocks.0.mean` and 1 more, which no checkpoint keeps"
+    assert found.help == ("register it with `persistent=True`",)
+    several = [item for item in diagnostics(plan + SHARDS, tmp_path) if item.code == "LP660"]
+    assert [item.message for item in several] == [
+        found.message,
+        "forward updates `blocks.0.mean` and 1 more: each rank of `dp_shard` has values of its own",
+    ]
+    assert several[1].label.text == "nothing makes them equal"
+
+
 def test_other_buffers_are_not_reported(tmp_path: Path):
     (tmp_path / "net.py").write_text(FACTORY.replace("{update}", "pass"))
     assert "LP660" not in codes(f'model python("net:Net")\n{SHARDS}checkpoint {{ blocks.* = full }}\n', tmp_path)

@@ -285,7 +285,10 @@ def trainer() -> Trainer:
         flops_per_token=281152192512,  # deepseek_v3_2048.plan:7
         peak_flops=989.4e12,  # deepseek_v3_2048.plan:8
         master_dtype=torch.float32,  # deepseek_v3_2048.plan:24
+        param_dtype=torch.bfloat16,  # deepseek_v3_2048.plan:24
+        reduce_dtype=torch.float32,  # deepseek_v3_2048.plan:24
         attention_kernel=SDPBackend.CUDNN_ATTENTION,  # deepseek_v3_2048.plan:22
+        clip_norm=1.0,  # deepseek_v3_2048.plan:26
         steps=250000,  # deepseek_v3_2048.plan:27
     )
 

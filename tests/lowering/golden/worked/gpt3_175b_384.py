@@ -257,7 +257,10 @@ def trainer() -> Trainer:
         flops_per_token=1076442955776,  # gpt3_175b_384.plan:6
         peak_flops=312e12,  # gpt3_175b_384.plan:7
         master_dtype=torch.float32,  # gpt3_175b_384.plan:22
+        param_dtype=torch.bfloat16,  # gpt3_175b_384.plan:22
+        reduce_dtype=torch.float32,  # gpt3_175b_384.plan:22
         loss_parallel=True,  # gpt3_175b_384.plan:12
+        clip_norm=1.0,  # gpt3_175b_384.plan:24
         steps=95000,  # gpt3_175b_384.plan:25
     )
 

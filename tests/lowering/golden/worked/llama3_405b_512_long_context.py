@@ -292,8 +292,11 @@ def trainer() -> Trainer:
         flops_per_token=5669482659840,  # llama3_405b_512.plan:4
         peak_flops=989.4e12,  # llama3_405b_512.plan:5
         master_dtype=torch.float32,  # llama3_405b_512.plan:23
+        param_dtype=torch.bfloat16,  # llama3_405b_512.plan:23
+        reduce_dtype=torch.float32,  # llama3_405b_512.plan:23
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_405b_512.plan:21
         loss_parallel=True,  # llama3_405b_512.plan:10
+        clip_norm=1.0,  # llama3_405b_512.plan:25
         steps=1200000,  # llama3_405b_512.plan:26
     )
 

@@ -197,8 +197,11 @@ def trainer() -> Trainer:
         flops_per_token=481434796032,  # llama3_70b_256.plan:6
         peak_flops=989.4e12,  # llama3_70b_256.plan:7
         master_dtype=torch.float32,  # llama3_70b_256.plan:19
+        param_dtype=torch.bfloat16,  # llama3_70b_256.plan:19
+        reduce_dtype=torch.float32,  # llama3_70b_256.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256.plan:17
         loss_parallel=True,  # llama3_70b_256.plan:12
+        clip_norm=1.0,  # llama3_70b_256.plan:21
         steps=100000,  # llama3_70b_256.plan:22
     )
 

@@ -150,7 +150,10 @@ def trainer() -> Trainer:
         flops_per_token=481434796032,  # llama3_70b_256_auto.plan:7
         peak_flops=989.4e12,  # llama3_70b_256_auto.plan:8
         master_dtype=torch.float32,  # llama3_70b_256_auto.plan:22
+        param_dtype=torch.bfloat16,  # llama3_70b_256_auto.plan:22
+        reduce_dtype=torch.float32,  # llama3_70b_256_auto.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_70b_256_auto.plan:20
+        clip_norm=1.0,  # llama3_70b_256_auto.plan:24
         steps=100000,  # llama3_70b_256_auto.plan:25
     )
 

@@ -154,7 +154,10 @@ def trainer() -> Trainer:
         flops_per_token=57912852480,  # llama3_8b_8.plan:4
         peak_flops=989.4e12,  # llama3_8b_128.plan:8
         master_dtype=torch.float32,  # llama3_8b_8.plan:22
+        param_dtype=torch.bfloat16,  # llama3_8b_8.plan:22
+        reduce_dtype=torch.float32,  # llama3_8b_8.plan:22
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # llama3_8b_8.plan:20
+        clip_norm=1.0,  # llama3_8b_8.plan:24
         steps=100000,  # llama3_8b_8.plan:25
     )
 

@@ -161,7 +161,10 @@ def trainer() -> Trainer:
         flops_per_token=82933972992,  # mixtral_8x7b_64.plan:4
         peak_flops=989.4e12,  # mixtral_8x7b_64.plan:5
         master_dtype=torch.float32,  # mixtral_8x7b_64.plan:19
+        param_dtype=torch.bfloat16,  # mixtral_8x7b_64.plan:19
+        reduce_dtype=torch.float32,  # mixtral_8x7b_64.plan:19
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64.plan:17
+        clip_norm=1.0,  # mixtral_8x7b_64.plan:21
         steps=100000,  # mixtral_8x7b_64.plan:22
     )
 

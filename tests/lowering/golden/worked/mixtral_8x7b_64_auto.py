@@ -169,7 +169,10 @@ def trainer() -> Trainer:
         flops_per_token=82933972992,  # mixtral_8x7b_64_auto.plan:5
         peak_flops=989.4e12,  # mixtral_8x7b_64_auto.plan:6
         master_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:20
+        param_dtype=torch.bfloat16,  # mixtral_8x7b_64_auto.plan:20
+        reduce_dtype=torch.float32,  # mixtral_8x7b_64_auto.plan:20
         attention_kernel=SDPBackend.FLASH_ATTENTION,  # mixtral_8x7b_64_auto.plan:18
+        clip_norm=1.0,  # mixtral_8x7b_64_auto.plan:22
         steps=100000,  # mixtral_8x7b_64_auto.plan:23
     )
 

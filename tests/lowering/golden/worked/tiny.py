@@ -194,7 +194,10 @@ def trainer() -> Trainer:
         seq_len=128,  # tiny.plan:6
         vocab_size=256,  # tiny.plan:4
         master_dtype=torch.float32,  # tiny.plan:30
+        param_dtype=torch.float32,  # tiny.plan:30
+        reduce_dtype=torch.float32,  # tiny.plan:30
         loss_parallel=True,  # tiny.plan:20
+        clip_norm=1.0,  # tiny.plan:32
         steps=200,  # tiny.plan:33
     )
 
