@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -18,7 +19,8 @@ class UpdatedBuffers(Check):
 
     They are state that no optimizer knows. Under data parallelism every rank updates its own from its own samples, and
     nothing makes them equal: they differ from those of one device, and the checkpoint keeps those of one rank. A module
-    that is recomputed updates its buffers twice for each micro batch.
+    that is recomputed updates its buffers twice for each micro batch. The statistics of an `nn.SyncBatchNorm` are equal
+    on all ranks.
     """
 
     code = "LP660"
@@ -29,11 +31,12 @@ class UpdatedBuffers(Check):
         manifest, plan = analysis.manifest, analysis.plan
         if manifest is None or not manifest.updated:
             return
-        first, more = manifest.updated[0], len(manifest.updated) - 1
-        named = f"`{first}`{f' and {more} more' if more else ''}"
+        equal = synchronised_norms(analysis)
+        updated = [path for path in manifest.updated if path.rpartition(".")[0] not in equal]
         sizes = {axis: plan.mesh.size(axis) for axis in _AXES}
         several = [axis for axis, size in sizes.items() if not is_open(size) and size > 1]
-        if several:
+        if several and updated:
+            named = f"`{updated[0]}`{f' and {len(updated) - 1} more' if len(updated) > 1 else ''}"
             yield self.at(
                 analysis.span_of(plan.model, "target"),
                 f"forward updates {named}: each rank of `{several[0]}` has values of its own",
