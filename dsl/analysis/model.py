@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.parallelism.mesh import all_ranks
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.specs.models.manifests.values_read import reads_a_value
 
@@ -66,26 +65,6 @@ def shaped_by_values(analysis: Analysis) -> str | None:
     """
     name = None if analysis.manifest is None else analysis.manifest.shaped_by
     return None if name is None else f"torch.{name}"
-
-
-class NotSimulated(NamedTuple):
-    """Why a model cannot be simulated, though it can be lowered and run."""
-
-    cause: str
-    """What the model does, as of "it"."""
-    help: tuple[str, ...]
-
-
-def not_simulated(analysis: Analysis) -> NotSimulated | None:
-    """Why the model cannot be simulated; None where it can."""
-    function = shaped_by_values(analysis)
-    if function is not None:
-        return NotSimulated(f"has shapes that depend on values (`{function}`)", help_to_follow(analysis))
-    norms = synchronised_norms(analysis)
-    if norms and analysis.device_kind != "cpu" and all_ranks(analysis) > 1:
-        cause = f"normalises by the samples of all ranks (`{norms[0]}`)"
-        return NotSimulated(cause, ("take a normalisation of each rank's samples, as `nn.GroupNorm` is",))
-    return None
 
 
 def synchronised_norms(analysis: Analysis) -> tuple[str, ...]:

@@ -281,7 +281,7 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
     The profile of a device file is not missed where other devices are named. Lint looks at its sections only, and
     warns; here the whole is read.
     """
-    from legoai.dsl.analysis.model import not_simulated
+    from legoai.dsl.analysis.simulation import not_simulated
     from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
 
     found = None if linted.analysis is None else not_simulated(linted.analysis)

@@ -18,7 +18,7 @@ from legoai.dsl.analysis.stages.pipeline import (
     stage_count,
     stage_of,
 )
-from legoai.dsl.analysis.stages.unequal_blocks import help_with_unequal_blocks
+from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Even, Pipeline

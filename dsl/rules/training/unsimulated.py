@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.model import not_simulated
+from legoai.dsl.analysis.simulation import not_simulated
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.rules.base import Check
