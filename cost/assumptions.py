@@ -12,6 +12,7 @@ from legoai.cost.machine.kernel_time import knows_narrow_rates
 from legoai.cost.profiles import Profile
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.dsl.analysis.facts import listed, name_of
 from legoai.dsl.analysis.magnitudes.bounds import unaligned_layers, unaligned_vocabulary
@@ -58,6 +59,14 @@ def of_kernels(plan: Plan, manifest: Manifest, directory: Path, profile: Profile
         yield (
             f"the graph of `{name_of(broken[0])}` breaks at `{broken[1]}`: what lies between the modules inside of it "
             "that have no break runs operator by operator, though the compiler would fuse it"
+        )
+    if "calls_compiled" in manifest.modules[""].attributes:
+        yield "functions that the model itself compiles by `@torch.compile` run operator by operator"
+    recurrent = [general(manifest, path) for path, info in manifest.modules.items() if "recurrent" in info.attributes]
+    if recurrent and analysis.device_kind == "cuda":
+        yield (
+            f"recurrent layers ({listed(list(dict.fromkeys(recurrent)))}) run token by token, operator by operator, "
+            "where cuDNN has kernels for a whole sequence: these take less time"
         )
     rules = () if plan.compile is None else plan.compile.rules
     compiled = [rule.treatment for rule in rules if isinstance(rule.treatment, Inductor)]

@@ -24,11 +24,7 @@ from legoai.cost.replay.building import piece_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
 from legoai.cost.simulated.autocast import autocast_rules, may_autocast
-from legoai.cost.simulated.device import (
-    SIM,
-    Kind,
-    SimulationError,
-)
+from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
 from legoai.cost.simulated.grouped_products import has_grouped_kernel
@@ -51,6 +47,7 @@ from legoai.runtime import Trainer
 from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import cast_parameters, plain_path
+from legoai.runtime.torch_internals.compiler.dynamo import compiled_run_eagerly
 from legoai.runtime.torch_internals.compiler.graphs import disable_current_modes
 from legoai.runtime.torch_internals.patching import patched_attribute
 from legoai.runtime.training import trainer as of_trainer
@@ -321,6 +318,7 @@ def _captured(
             compilation(recorder, kind, gpu),
             patched_attribute(of_trainer, "model_digest", lambda _: ""),  # used only for checkpoints
             attention_kernel(trainer.attention_kernel),
+            compiled_run_eagerly(),
             schedules,
             fake,
         ):

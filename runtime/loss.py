@@ -155,7 +155,15 @@ def matching_cross_entropy(similarities: torch.Tensor, targets: torch.Tensor) ->
 
     Returns:
         A scalar.
+
+    Raises:
+        ValueError: the similarities are of other texts and images too, such as those of all ranks.
     """
+    if similarities.shape != (len(targets), len(targets)):
+        raise ValueError(
+            f"a micro batch of {len(targets)} texts and as many images is compared, and the model returns similarities "
+            f"{list(similarities.shape)}: negatives are those of the micro batch alone"
+        )
     return (
         summed_cross_entropy(similarities, targets, "mean")
         + summed_cross_entropy(similarities.t(), targets.argsort(), "mean")

@@ -48,6 +48,7 @@ from legoai.cost.trace.records import (
 )
 from legoai.cost.trace.segments import Item
 from legoai.lowering.graph.step.places import Makes, Place, place_of
+from legoai.runtime.checkpoint.checkpoint import cause
 from legoai.runtime.errors import RunError, unwrapped
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.last_layer import OF_LOSS
@@ -68,7 +69,6 @@ _SIMULATOR: Final = __name__.rpartition(".")[0]
 
 _ACCUMULATION: Final = 2**64 - 1
 """Sequence number of every node that accumulates a gradient (`torch/csrc/autograd/functions/accumulate_grad.cpp`)."""
-
 
 _OF_MODEL: Final[frozenset[Phase]] = frozenset({"forward", "backward", "recompute"})
 
@@ -175,7 +175,7 @@ class Capture(Recorder):
         if isinstance(error, UnknownCollective):
             return f"{error} communicates in a way that is not supported"
         where = f" in {self.module}" if self.module else ""
-        return f"the program failed{where}: {type(error).__name__}: {error}"
+        return f"the program failed{where}: {cause(error)}"
 
     def next_batch(self) -> None:
         """Begin the next micro batch. A pipeline reads all of a pass at once, and marks its actions instead."""

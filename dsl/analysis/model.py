@@ -67,6 +67,12 @@ def shaped_by_values(analysis: Analysis) -> str | None:
     return None if name is None else f"torch.{name}"
 
 
+def synchronised_norms(analysis: Analysis) -> tuple[str, ...]:
+    """The paths of the model's `nn.SyncBatchNorm`s."""
+    modules = {} if analysis.manifest is None else analysis.manifest.modules
+    return tuple(path for path, info in modules.items() if "synchronised" in info.attributes)
+
+
 _OF_META: Final = re.compile(
     r"\bmeta\b|data-(in)?dependent|cuda|nvidia|triton|INTERNAL ASSERT|__format__"
     r"|(^|; )(ImportError|ModuleNotFoundError)",

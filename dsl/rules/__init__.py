@@ -39,6 +39,7 @@ MODULES: Final = (
     "rules.computation.dynamic_shapes",
     "rules.computation.hidden_operators",
     "rules.computation.recurrent",
+    "rules.computation.synchronised",
     "rules.computation.untraced",
     "rules.computation.checkpoint",
     "rules.computation.random_state",

@@ -9,6 +9,7 @@ from pathlib import Path
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication.measured_profile import is_measured
 from legoai.dsl.analysis.magnitudes.state import state_bytes
+from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.analysis.parallelism.graph import unshards_selectively
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend import suppress
@@ -68,7 +69,7 @@ def prepare(
     Raises:
         LoweringError: the plan has holes, or something that cannot be lowered, or its model cannot be built, in its
             original or shrunken size.
-        CannotShrinkError: the plan cannot be shrunk.
+        CannotShrinkError: the plan cannot be shrunk, or its model does not compute on CPUs.
         ShrunkenPlanError: the smaller plan has lint errors.
     """
     analysis = linted.analysis
@@ -76,6 +77,8 @@ def prepare(
     assert analysis is not None
     assert analysis.manifest is not None, "a model that cannot be looked at is a diagnostic"
     check_decided(analysis)
+    if norms := synchronised_norms(analysis):
+        raise CannotShrinkError(f"`{norms[0]}` of class `SyncBatchNorm` computes on GPUs alone, and verify on CPUs")
     config = None
     if linted.plan.model.family == "huggingface":
         from legoai.specs.models.manifests.cache import read_config

@@ -32,15 +32,13 @@ from legoai.lowering.verify.processes import Job, JobError, Processes
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.import_path import add_author_folder, author_folder
-from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, Tokens, TwoTexts
+from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Reads, Tokens, TwoTexts
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
     from legoai.lowering.verify.rates import RateDifference
 
 ONE_DEVICE: Final = "one device"
-SYNTHETIC: Final = "synthetic"
-"""Name of synthetic data in `legoai.runtime.data.samples`, which imports torch."""
 SEED: Final = 0
 STUCK_SECONDS: Final = 120.0
 """Seconds without a report after which ranks are considered stuck; a waiting collective fails after half of it."""

@@ -1,6 +1,6 @@
 """Samples of a training for every kind of model input.
 
-Text is read from a corpus. PyTorch and Python come with no images, so that these are synthetic, on request by the name
+Text is read from a corpus. PyTorch and Python come with no images, so that these are synthetic, under the name
 `synthetic`: a program can be tried and its numbers compared. Synthetic samples can be learned, but have no meaning.
 """
 
@@ -18,10 +18,7 @@ from legoai.runtime.data.sequences import MicroBatch, SampleBatch, TokenStream
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import seed_of
 from legoai.specs.directives.run import HF_DATASET
-from legoai.specs.models.reads import Images, ImagesWithTexts, Reads, TwoTexts
-
-SYNTHETIC = "synthetic"
-"""The name of synthetic data."""
+from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Reads, TwoTexts
 
 CLASSES = 10
 """Most classes of synthetic images: a thousand of them would take long to learn."""

@@ -37,6 +37,9 @@ class Data(Directive):
 
     Tokens are cached under `$XDG_CACHE_HOME/legoai/corpora`, by default `~/.cache/legoai/corpora`. Files with the same
     names, sizes and times of change are taken for the same, wherever they are.
+
+    Without this statement a model of images is trained on made patterns, as there are no other images, and any other
+    model on the sources of Python's standard library.
     """
 
     keyword: ClassVar[str] = "data"

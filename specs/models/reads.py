@@ -16,11 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 from legoai.specs.record import Record
 
 ReadsKind = Literal["tokens", "images", "two_texts", "images_with_texts"]
+
+SYNTHETIC: Final = "synthetic"
+"""The name of made images, which alone are read."""
 
 
 class InputShape(NamedTuple):

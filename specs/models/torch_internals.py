@@ -186,6 +186,28 @@ def autocast_without_device() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def compiled_run_eagerly(note: Callable[[], None]) -> Iterator[None]:
+    """Run what `torch.compile` compiled as it was written, and call a function at each such call.
+
+    A stance `force_eager` of `torch.compiler.set_stance` does the first, and says nothing of what it met.
+    """
+    from torch._dynamo import eval_frame
+
+    before = eval_frame._callback_from_stance
+
+    def eager(callback: Any) -> Any:
+        if callback not in (None, False):
+            note()
+        return None
+
+    eval_frame._callback_from_stance = eager
+    try:
+        yield
+    finally:
+        eval_frame._callback_from_stance = before
+
+
+@contextlib.contextmanager
 def as_if_traced() -> Iterator[None]:
     """Let functions compiled by `torch.compile` fail, as within a trace by `make_fx`."""
     before = symbolic_trace._is_fx_tracing_flag
@@ -216,6 +238,7 @@ __all__ = [
     "assignments_noted",
     "attributes_hidden",
     "autocast_without_device",
+    "compiled_run_eagerly",
     "has_backward_hooks",
     "has_gradient_hooks",
     "has_hooks",

@@ -281,15 +281,15 @@ def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
     The profile of a device file is not missed where other devices are named. Lint looks at its sections only, and
     warns; here the whole is read.
     """
-    from legoai.dsl.analysis.model import help_to_follow, shaped_by_values
+    from legoai.dsl.analysis.simulation import not_simulated
     from legoai.dsl.rules.training.unsimulated import FiguresOfUnsimulatedModel, place_of
 
-    function = None if linted.analysis is None else shaped_by_values(linted.analysis)
-    if linted.analysis is not None and function is not None:
+    found = None if linted.analysis is None else not_simulated(linted.analysis)
+    if linted.analysis is not None and found is not None:
         return FiguresOfUnsimulatedModel.at(
             place_of(linted.analysis),
-            f"the model cannot be simulated: its shapes depend on values (`{function}`)",
-            label="not simulated", help=help_to_follow(linted.analysis),
+            f"the model cannot be simulated: it {found.cause}",
+            label="not simulated", help=found.help,
         )  # fmt: skip
     from legoai.dsl.rules.devices.profile import FiguresOfUnmeasuredCluster, unmeasured_fabric
     from legoai.specs.directives.hole import Undecided

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.api import estimate
 from legoai.cost.assumptions import of_kernels
 from legoai.cost.profiles import profile
 from legoai.dsl.lint import lint
@@ -81,3 +82,84 @@ def test_what_no_profile_knows_of_products_in_float8_is_assumed(recipe: str, clu
     rules = f"precision {{ layers.*.feed_forward.{{w1, w2, w3}} = float8({recipe}) }}"
     found = assumed_of(LAYERS.format(512, cluster, rules))
     assert [line.startswith(said or "") for line in found] == [True] * (said is not None)
+
+
+RECURRENT = """plan small
+model python("support.recurrent:build", layer = "{}")
+cluster {}
+batch (global = 8, micro = 8, seq_len = 32)
+"""
+
+
+@pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN", "GRUCell"])
+def test_recurrent_layers_are_assumed_to_run_as_loops_on_a_gpu(layer: str):
+    said = [
+        "recurrent layers (`mixer`) run token by token, operator by operator, where cuDNN has kernels for a whole "
+        "sequence: these take less time"
+    ]
+    assert assumed_of(RECURRENT.format(layer, "h100_sxm(devices = 1)")) == (said if layer != "GRUCell" else [])
+    assert assumed_of(RECURRENT.format(layer, "cpu(devices = 1)")) == []
+
+
+COMPILED = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@torch.compile
+def gated(x):
+    return F.gelu(x) * x.sigmoid()
+
+
+def plain(x):
+    return F.gelu(x) * x.sigmoid()
+
+
+class Block(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.layer, self.function = nn.Linear(16, 16), function
+
+    def forward(self, x):
+        return x + self.function(self.layer(x))
+
+
+class Net(nn.Module):
+    def __init__(self, compiled):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(Block(gated if compiled else plain) for _ in range(2))
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+"""
+CALLING = """plan calling
+model python("{}:Net", compiled = {})
+cluster cpu(devices = 2)
+batch (global = 8, micro = 2, seq_len = 32)
+mesh (dp_shard = 2)
+fsdp on dp_shard {{ blocks.* = unit }}
+{}
+"""
+
+
+@pytest.mark.parametrize("rest", ["", "compile { blocks.* = aot_eager }"])
+def test_functions_that_the_model_compiles_run_operator_by_operator(
+    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    name = f"compiles_itself_{len(rest)}"
+    (tmp_path / f"{name}.py").write_text(COMPILED)
+    monkeypatch.chdir(tmp_path)
+    times = []
+    for compiled in ("true", "false"):
+        Path("calling.plan").write_text(CALLING.format(name, compiled, rest))
+        found = estimate("calling.plan")
+        times.append(found.step_time)
+        assert [line.startswith("functions that the model itself compiles") for line in found.assumptions][-1:] == [
+            compiled == "true"
+        ]
+    assert times[0] == times[1]

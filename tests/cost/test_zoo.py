@@ -14,12 +14,13 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Kernel, Mark
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from legoai.runtime.data.samples import SYNTHETIC, open_data
+from legoai.runtime.data.samples import open_data
 from legoai.runtime.data.sequences import SampleBatch
 from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
+from legoai.specs.models.reads import SYNTHETIC
 from support import simulated, zoo
 from support.marks import slow_but
 from support.memory_peaks import exact_peak, tracked_peak_of

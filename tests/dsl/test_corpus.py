@@ -71,6 +71,7 @@ ELSEWHERE = {
     "LP646": "no built-in model has hooks",
     "LP647": "no built-in model assigns attributes in forward",
     "LP648": "no built-in model that compiles as one graph reads values",
+    "LP649": "no built-in model normalises by the samples of all ranks",
     "LP678": "no built-in model has a parameter of complex numbers",
     "LP320": "no built-in model scales gradients by how often tokens occur",
     "LP335": "no built-in model reads the weights of a module that it does not call",

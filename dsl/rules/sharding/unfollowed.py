@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
+from legoai.dsl.analysis.facts import listed
 from legoai.dsl.analysis.model import help_to_follow, reads_values
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, sharded_axes
 from legoai.dsl.analysis.parallelism.replicate import replica_axes
@@ -41,11 +43,16 @@ class LayoutsNotChecked(Check):
 
 
 class DecisionsOfRanks(Check):
-    """A forward that reads values of tensors, under `fsdp` or `replicate` on several ranks.
+    """A forward that decides by what differs between ranks which modules it calls, or may do so.
 
-    It may decide by them what it calls: `if self.training and torch.rand([]) < 0.5: return x` skips a block at random.
-    Ranks have other samples and other random numbers. Where one rank skips a unit, or leaves a parameter without a
-    gradient, and another does not, their collectives do not match, and the run hangs or fails.
+    It may read values of tensors: `if self.training and torch.rand([]) < 0.5: return x` skips a block at random. Ranks
+    have other samples and other random numbers. Where one rank skips a unit of `fsdp` or `replicate`, or leaves a
+    parameter without a gradient, and another does not, their collectives do not match, and the run hangs or fails.
+
+    The same is true of numbers that Python's `random`, NumPy, or torch on the host draw in forward. Lint calls forward
+    with small and with large ones, and reports the first parameter that is used with some of them alone. Numbers of a
+    generator that the model makes itself, as `random.Random(0)`, are equal on all ranks. Those of Python and NumPy are
+    others on each rank of `tp` too, though these compute one result together: there all draws in forward are reported.
     """
 
     code = "LP336"
@@ -53,19 +60,55 @@ class DecisionsOfRanks(Check):
     severity = "warning"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        plan, mesh = analysis.plan, analysis.plan.mesh
-        if not reads_values(analysis):
-            return
-        assert analysis.manifest is not None
-        axes = (*sharded_axes(analysis), *replicating_axes(analysis), *replica_axes(analysis))
-        several = next((axis for axis in axes if mesh.size(axis) > 1), None)
-        if several is None:
-            return
-        yield self.at(
-            analysis.span_of(plan.model, "target"),
+        mesh, found = analysis.plan.mesh, _decision(analysis)
+        several = None if found is None else next((axis for axis in found.axes if mesh.size(axis) > 1), None)
+        if found is not None and several is not None:
+            yield self.at(
+                analysis.span_of(analysis.plan.model, "target"),
+                found.message,
+                label=found.label,
+                others=[Label(analysis.span_of(mesh, several), f"{mesh.size(several)} ranks")],
+                help=[found.help],
+            )
+
+
+class _Decision(NamedTuple):
+    axes: tuple[str, ...]
+    """Whose ranks may decide differently."""
+    message: str
+    label: str
+    help: str
+
+
+def _decision(analysis: Analysis) -> _Decision | None:
+    """What a forward may decide by, if anything, that differs between ranks."""
+    manifest = analysis.manifest
+    axes = (*sharded_axes(analysis), *replicating_axes(analysis), *replica_axes(analysis))
+    if manifest is not None and reads_values(analysis):
+        return _Decision(
+            axes,
             "forward reads values of tensors, and every rank must call the same modules, whatever they are: "
-            f"{analysis.manifest.flow_error}",
+            f"{manifest.flow_error}",
             label="may decide by values what it calls",
-            others=[Label(analysis.span_of(mesh, several), f"{mesh.size(several)} ranks")],
-            help=["decide by what is equal on all ranks, such as shapes or the number of the step"],
+            help="decide by what is equal on all ranks, such as shapes or the number of the step",
         )
+    drawn = None if manifest is None else manifest.host_draws
+    if drawn is None:
+        return None
+    unequal = [name for name in drawn.generators if name != "torch"]  # which is seeded alike on the ranks of `tp`
+    of_tp = ("tp",) if unequal else ()
+    help = "draw from a generator of the model's own, such as a `random.Random(0)` that its constructor makes"
+    numbers = f"forward draws random numbers of {listed(unequal or drawn.generators)} on the host"
+    if not drawn.decides:
+        return _Decision(
+            of_tp,
+            f"{numbers}: ranks of `tp` compute one result together, with other numbers each",
+            label="others on each rank",
+            help=help,
+        )
+    return _Decision(
+        (*axes, *of_tp),
+        f"{numbers}, by which it uses `{drawn.decides}` or does not, and every rank must call the same modules",
+        label="skips modules at random",
+        help=help,
+    )

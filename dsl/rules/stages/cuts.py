@@ -8,7 +8,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.parallelism.crossings import cuts
-from legoai.dsl.analysis.stages.pipeline import has_placeholders, stage_count
+from legoai.dsl.analysis.stages.pipeline import has_placeholders, split_points, stage_count
+from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -36,12 +37,17 @@ class CannotCut(Check):
         error = cuts(analysis) if has_placeholders(analysis) else None
         if plan.pipeline is None or not isinstance(error, Exception):
             return
+        unequal = None if split_points(analysis).blocks else help_with_unequal_blocks(analysis)
+        unequal = unequal or "split where one block hands one tensor to the next"
         yield self.at(
             analysis.span_of(plan.pipeline, "split" if written(plan.pipeline, "split") else "keyword"),
             f"this model cannot be cut into {stage_count(analysis)} stages: {error}",
             label="cannot be cut like this",
             others=[Label(analysis.span_of(plan.model, "family"), "the model")],
-            help=[error.help or "split where one block hands one tensor to the next", "or train it without a pipeline"]
+            help=[
+                error.help or unequal or "split where one block hands one tensor to the next",
+                "or train it without a pipeline",
+            ]
             if analysis.manifest is None or analysis.manifest.flow_error is None
             else [*help_to_follow(analysis), "train it without a pipeline"],
         )

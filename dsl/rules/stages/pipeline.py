@@ -10,6 +10,7 @@ from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples
 from legoai.dsl.analysis.facts import divisors, replacement
 from legoai.dsl.analysis.magnitudes.bounds import idle_share
 from legoai.dsl.analysis.stages.pipeline import is_staged, split_points, stage_count
+from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import batch_label, pass_label
@@ -260,9 +261,9 @@ class BlocksForStages(Check):
         if stages is None or stages <= blocks:
             return
         at_most = blocks // analysis.plan.mesh.pp * analysis.plan.mesh.pp
-        cure = (
-            f"at most {at_most} stages have a block each" if at_most else "name the split points: `split = [PATH, …]`"
-        )
+        cure = f"at most {at_most} stages have a block each"
+        if not at_most:
+            cure = help_with_unequal_blocks(analysis) or "name the split points: `split = [PATH, …]`"
         yield self.at(
             analysis.span_of(pipeline, "stages"),
             f"{stages} stages cannot share the model's {blocks} blocks evenly" if blocks else

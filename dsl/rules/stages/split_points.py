@@ -18,6 +18,7 @@ from legoai.dsl.analysis.stages.pipeline import (
     stage_count,
     stage_of,
 )
+from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Even, Pipeline
@@ -93,6 +94,8 @@ class SplitInside(Check):
             for path in points:
                 if path and path in manifest.modules and path not in known.position:
                     near = known.nearest(path)
+                    in_list = near is not None and manifest.modules[near].kind == "container"
+                    cure = help_with_unequal_blocks(analysis) if in_list else None
                     holds = any(start.startswith(f"{path}.") for start in known.starts)
                     what = f"lies inside of `{near}`"
                     if holds:
@@ -102,7 +105,7 @@ class SplitInside(Check):
                         analysis.span_of(pipeline, "split"),
                         f"a stage cannot begin with `{path}`, which {what}",
                         label="not a place to cut",
-                        help=[f"did you mean `{near}`?"] if near else [],
+                        help=[cure] if cure else [f"did you mean `{near}`?"] if near else [],
                     )
 
 
@@ -267,6 +270,11 @@ class BlocksOfStages(Check):
                 f"the stages hold {sum(counts)} blocks together, and the model has {total}",
                 label=f"add up to {sum(counts)}",
                 others=[Label(analysis.span_of(analysis.plan.model, "family"), f"has {total} blocks")],
+                help=[
+                    f"give the stages {total} blocks together, or write `split = even`"
+                    if total >= len(counts)
+                    else help_with_unequal_blocks(analysis) or "name the split points: `split = [PATH, …]`"
+                ],
             )
 
 

@@ -14,9 +14,7 @@ from legoai.dsl.rules.base import Check
 from legoai.specs.directives.kinds import either_of
 from legoai.specs.directives.run import HF_DATASET, JSON_LINES, PARQUET
 from legoai.specs.directives.schedule import Constant
-from legoai.specs.models.reads import Images, ImagesWithTexts
-
-_SYNTHETIC: Final = "synthetic"
+from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts
 
 
 class DataKind(Check):
@@ -41,7 +39,7 @@ class DataKind(Check):
         if data is None or manifest is None:
             return
         images = isinstance(manifest.reads, Images | ImagesWithTexts)
-        if images == (data.source == _SYNTHETIC):
+        if images == (data.source == SYNTHETIC):
             return
         what = f"the model reads images, and `{data.source}` is text" if images else "`synthetic` makes images, and "
         yield self.at(
@@ -79,10 +77,10 @@ class IdleField(Check):
         data = analysis.plan.data
         if data is None:
             return
-        if data.source == _SYNTHETIC and data.tokenizer and written(data, "tokenizer"):
+        if data.source == SYNTHETIC and data.tokenizer and written(data, "tokenizer"):
             yield self.at(
                 analysis.span_of(data, "tokenizer"),
-                f"`tokenizer` has no effect: `{_SYNTHETIC}` makes images",
+                f"`tokenizer` has no effect: `{SYNTHETIC}` makes images",
                 label="of no text",
                 others=[Label(analysis.span_of(data, "source"), "the data")],
                 help=["leave it out, or name a file of text where the model reads text"],
@@ -90,7 +88,7 @@ class IdleField(Check):
         if not written(data, "field") or data.source.startswith(HF_DATASET):
             return
         suffix, with_fields = PurePath(data.source).suffix.lower(), (*sorted(JSON_LINES), PARQUET)
-        folder = suffix == "" and data.source not in ("python", _SYNTHETIC)
+        folder = suffix == "" and data.source not in ("python", SYNTHETIC)
         if suffix not in with_fields and not folder:
             yield self.at(
                 analysis.span_of(data, "field"),

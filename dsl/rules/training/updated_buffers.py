@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from legoai.dsl.analysis.analysis import Analysis, is_open
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 
@@ -18,8 +19,9 @@ class UpdatedBuffers(Check):
 
     They are state that no optimizer knows. Under data parallelism every rank updates its own from its own samples, and
     nothing makes them equal: they differ from those of one device, and the checkpoint keeps those of one rank. A module
-    that is recomputed updates its buffers twice for each micro batch. Checkpoints keep none that is registered with
-    `persistent=False`: a run that resumes begins with its first value again, also on one device.
+    that is recomputed updates its buffers twice for each micro batch. The statistics of an `nn.SyncBatchNorm` are equal
+    on all ranks. Checkpoints keep no buffer that is registered with `persistent=False`: a run that resumes begins with its
+    first value again, also on one device.
     """
 
     code = "LP660"
@@ -39,11 +41,13 @@ class UpdatedBuffers(Check):
             )
         sizes = {axis: plan.mesh.size(axis) for axis in _AXES}
         several = [axis for axis, size in sizes.items() if not is_open(size) and size > 1]
-        is_any_saved = len(manifest.updated_unsaved) < len(manifest.updated)
-        if several:
+        equal = synchronised_norms(analysis)
+        updated = [path for path in manifest.updated if path.rpartition(".")[0] not in equal]
+        if several and updated:
+            is_any_saved = not set(updated) <= set(manifest.updated_unsaved)
             yield self.at(
                 analysis.span_of(plan.model, "target"),
-                f"forward updates {_named(manifest.updated)}: each rank of `{several[0]}` has values of its own",
+                f"forward updates {_named(updated)}: each rank of `{several[0]}` has values of its own",
                 label="the checkpoint keeps those of one rank" if is_any_saved else "nothing makes them equal",
                 others=[
                     Label(

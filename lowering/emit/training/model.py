@@ -10,7 +10,7 @@ from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, data, literal, quoted
 from legoai.specs.models.families import FAMILIES, config_values
 from legoai.specs.models.manifests.cache import read_config
-from legoai.specs.models.reads import Tokens
+from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Tokens
 from legoai.specs.models.source import ModelSource
 
 _OWN_NAMES = frozenset(
@@ -39,6 +39,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     reads, vocabulary = lowering.manifest.reads, lowering.manifest.vocab_size
     if vocabulary is not None and (reads is None or reads.kind in ("tokens", "two_texts")):
         draft.train_with("vocab_size", literal(vocabulary), note)
+    if lowering.plan.data is None and isinstance(reads, Images | ImagesWithTexts):
+        draft.train_with("data", quoted(SYNTHETIC), note)  # no other images are read
     _utilization(lowering, draft)
 
 

@@ -46,6 +46,18 @@ def without_dynamo() -> Iterator[None]:
         placeholder.leave()
 
 
+@contextlib.contextmanager
+def compiled_run_eagerly() -> Iterator[None]:
+    """Run what dynamo has compiled as it was written, also within a trace; no effect if it is not imported."""
+    if f"{NAME}.eval_frame" not in sys.modules:
+        yield
+        return
+    from torch._dynamo import config
+
+    with torch.compiler.set_stance("force_eager"), config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
 def import_dynamo() -> None:
     """Import dynamo now: before processes are forked, each of which would otherwise import it."""
     importlib.import_module(NAME)

@@ -35,6 +35,7 @@ from legoai.specs.models.manifests.attention_call import AttentionCall, calls_fr
 from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
+from legoai.specs.models.manifests.host_draws import draws_from
 from legoai.specs.models.manifests.left_on_meta import left_from
 from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
@@ -154,10 +155,11 @@ class ModuleInfo:
     attributes: Mapping[str, Scalar]
     """What the kind gives meaning to. `linear`: in_features, out_features, bias; hooks; result_use, what forward does
     with the model's result before it returns it. `embedding`: num_embeddings, embedding_dim; max_norm, sparse and
-    scale_grad_by_freq where set, also of an `nn.EmbeddingBag`. `norm`: dim, eps. `attention`: n_heads, n_kv_heads,
-    head_dim; v_head_dim where values have another width, rope_head_dim where some features are rotated, those of keys
-    shared by all heads. `moe`: n_experts, top_k. `experts`: n_experts. `convolution`: in_channels, out_channels.
-    `other`: recurrent, of an `nn.RNNBase`. A name is absent when it could not be told."""
+    scale_grad_by_freq where set, also of an `nn.EmbeddingBag`. `norm`: dim, eps; synchronised, of an
+    `nn.SyncBatchNorm`. `attention`: n_heads, n_kv_heads, head_dim; v_head_dim where values have another width,
+    rope_head_dim where some features are rotated, those of keys shared by all heads. `moe`: n_experts, top_k.
+    `experts`: n_experts. `convolution`: in_channels, out_channels. `other`: recurrent, of an `nn.RNNBase`. `model`:
+    calls_compiled, where forward calls what its author compiles. A name is absent when it could not be told."""
     children: tuple[str, ...]
     """Names of the direct children, in order of registration."""
     position: int
@@ -372,6 +374,7 @@ class Manifest:
             self.graph_break: tuple[str, str] | None = tuple(raw["graph_break"]) if "graph_break" in raw else None
             """A module whose own forward reads a value, so that it is not compiled as one graph, and torch's reason."""
             self.left_on_meta = left_from(raw.get("left_on_meta", {}))
+            self.host_draws = draws_from(raw.get("host_draws"))
             self.vocab_size: int | None = raw["vocab_size"]
             self.max_seq_len: int | None = raw["max_seq_len"]
             """Longest sequence the model's positions allow, in tokens."""

@@ -209,6 +209,7 @@ def test_simulated_meshes_do_not_leak_into_later_process_groups():
     [
         (SimulationError("not captured [LP637]"), "not captured [LP637]"),
         (ValueError("a value"), "the program failed: ValueError: a value"),
+        (NotImplementedError("no kernel\n\nCPU: registered"), "the program failed: NotImplementedError: no kernel"),
     ],
 )
 def test_what_a_stage_wraps_is_reported(cause: Exception, message: str):

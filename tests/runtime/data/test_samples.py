@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from legoai.runtime.data.samples import SYNTHETIC, Data, open_data
+from legoai.runtime.data.samples import Data, open_data
 from legoai.runtime.data.sequences import SampleBatch
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.loss import matching_cross_entropy, token_cross_entropy
-from legoai.specs.models.reads import Images, ImagesWithTexts, Tokens, TwoTexts, described, reads_from
+from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Tokens, TwoTexts, described, reads_from
 
 IMAGES = Images(channels=3, height=16, width=8, classes=100)
 PAIRS = ImagesWithTexts(channels=1, height=8, width=8, vocabulary=50, end=49)
@@ -97,6 +97,11 @@ def test_classification_and_matching_losses_equal_references() -> None:
     rows, columns = similarities.exp().sum(1), similarities.exp().sum(0)
     each = [2 * similarities[i, i] - rows[i].log() - columns[i].log() for i in range(6)]
     torch.testing.assert_close(matching_cross_entropy(similarities, torch.arange(6)), -sum(each) / 12)
+
+
+def test_similarities_of_other_micro_batches_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a micro batch of 2 texts .* returns similarities \[4, 4\]: negatives are"):
+        matching_cross_entropy(torch.ones(4, 4), torch.arange(2))
 
 
 @pytest.mark.parametrize("reads", [Tokens(), IMAGES, PAIRS, TwoTexts(start=0)])

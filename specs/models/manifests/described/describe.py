@@ -142,6 +142,8 @@ class _Describer:
             raw["graph_break"] = self.followed.graph_break
         if self.followed.shaped_by is not None:
             raw["shaped_by"] = self.followed.shaped_by
+        if self.followed.host_draws is not None:
+            raw["host_draws"] = self.followed.host_draws
         # Through JSON, so that a fresh manifest equals one that was stored.
         return Manifest.from_json(json.dumps(raw))
 
@@ -249,6 +251,8 @@ class _Describer:
             weight = module._parameters.get("weight")
             eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
             found = {"dim": weight.numel() if weight is not None else None, "eps": eps}
+            if isinstance(module, nn.SyncBatchNorm):
+                found["synchronised"] = True
         elif kind == "attention":
             n_heads = _integer(_N_HEADS, module, config)
             width = _integer(_WIDTH, module, config)
@@ -269,6 +273,8 @@ class _Describer:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             chosen = {name: getattr(module, name) for name in ("max_norm", "sparse", "scale_grad_by_freq")}
             found |= {name: value for name, value in chosen.items() if value not in (None, False)}
+        if module is self.model and self.followed.calls_compiled:
+            found["calls_compiled"] = True
         return {name: value for name, value in found.items() if isinstance(value, bool | int | float | str)}
 
     def _tied(self) -> list[list[str]]:

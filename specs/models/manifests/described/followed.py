@@ -20,6 +20,7 @@ from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
 from legoai.specs.models.manifests.described.assigned_attributes import AssignedAttributes
 from legoai.specs.models.manifests.described.attribute_reads import AttributeReads
 from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
+from legoai.specs.models.manifests.described.drawn_on_host import draws_of, numbers_near_one, states_of_generators
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.manifests.described.failing_module import FailingModule
 from legoai.specs.models.manifests.described.failing_operator import FailingOperator
@@ -33,12 +34,19 @@ from legoai.specs.models.manifests.described.sparse_gradients import SparseGradi
 from legoai.specs.models.manifests.described.step_changes import step_changes
 from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
+from legoai.specs.models.manifests.host_draws import HostDraws
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
-from legoai.specs.models.torch_internals import autocast_without_device, import_compiler, meta_device, tree_map
+from legoai.specs.models.torch_internals import (
+    autocast_without_device,
+    compiled_run_eagerly,
+    import_compiler,
+    meta_device,
+    tree_map,
+)
 
 _TRIED: Final[Sequence[Sizes]] = ((2, 8), (4, 128))
 """Samples and tokens that a model is given; the second is for windows, blocks and halved batches."""
@@ -84,8 +92,13 @@ class Followed:
     """The parameters for which forward asks a sparse gradient."""
     graph_break: tuple[str, str] | None = None
     """As `Manifest.graph_break`."""
+    host_draws: HostDraws | None = None
+    """As `Manifest.host_draws`."""
+    calls_compiled: bool = False
+    """Whether forward calls what the model's author compiles by `torch.compile`."""
 
 
+@numbers_near_one()
 @autocast_without_device()
 def follow(
     model: nn.Module,
@@ -121,6 +134,7 @@ def follow(
                     model.to(dtype)
                     inputs = tree_map(functools.partial(_cast, dtype=dtype), inputs)
                 plain.read_by(inputs)
+                before, compiled = states_of_generators(), list[None]()
                 with (
                     torch.no_grad(),
                     failing,
@@ -132,8 +146,10 @@ def follow(
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
                     FlowRecorder(model) as recorder,
                     ShapeRecorder(noted) as shapes,
+                    compiled_run_eagerly(functools.partial(compiled.append, None)),
                 ):
                     result = model(*inputs)
+                drawn = tuple(name for name, state in states_of_generators().items() if before.get(name) != state)
                 reads = reads_of(model)
                 unfit = None if reads is None else unfit_result(reads, inputs, result)
                 changes, mixed = _in_half_precision(model, inputs, in_place.changes)
@@ -153,6 +169,8 @@ def follow(
                     step_changes=step_changes(model, inputs) if steps and unfit is None else None,
                     assigned=assigned.by_module,
                     sparse_gradients=sparse.names,
+                    host_draws=draws_of(model, inputs, drawn) if drawn else None,
+                    calls_compiled=bool(compiled),
                 )
             except Exception as raised:
                 failing_module.note(raised)

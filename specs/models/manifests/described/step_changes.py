@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +11,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.described.dispatched import Dispatched, Operator, first_difference
+from legoai.specs.models.manifests.described.drawn_on_host import states_of_generators
 from legoai.specs.models.manifests.described.restored import attributes_restored
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import as_if_traced, is_transformed, tree_leaves
@@ -31,9 +30,9 @@ def step_changes(model: nn.Module, inputs: tuple[Any, ...]) -> str | None:
     """
     with attributes_restored(model):
         try:
-            before = _states_of_generators()
+            before = states_of_generators()
             first = _step(model, inputs)
-            if _states_of_generators() != before:
+            if states_of_generators() != before:
                 return "forward draws random numbers on the host, and each step of a graph would use the first ones"
             if first.without:
                 return f"no gradient reaches `{first.without[0]}`, and every parameter of a graph has one"
@@ -91,13 +90,6 @@ def _no_transforms(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _states_of_generators() -> tuple[Any, ...]:
-    """The states of the random number generators that a forward on the meta device has no other use for."""
-    numpy: Any = sys.modules.get("numpy")
-    of_numpy = () if numpy is None else numpy.random.get_state(legacy=True)
-    return random.getstate(), torch.get_rng_state().tolist(), tuple(map(str, of_numpy))
 
 
 def _left_by(model: nn.Module) -> Mapping[str, Any]:

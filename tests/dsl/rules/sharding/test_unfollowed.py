@@ -125,3 +125,63 @@ def test_ranks_that_may_decide_differently_are_reported(kind: str, plan: str, ax
         assert found[0].severity == "warning"
         assert "every rank must call the same modules" in found[0].message
         assert found[0].others[0].text == "8 ranks"
+
+
+DRAWS = """
+import random
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.embed, self.head, self.how = nn.Embedding(256, 16), nn.Linear(16, 256), how
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(2))
+        self.own = random.Random(0)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            draw = self.own.random if self.how == "own" else random.random
+            if self.how == "torch":
+                draw = torch.rand(1, device="cpu").item
+            if self.how == "scales" or draw() >= 0.1:
+                x = block(x)
+        return self.head(x) * (draw() if self.how == "scales" else 1)
+
+
+def net(how):
+    return Net(how)
+"""
+UNITS = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
+TENSORS = "mesh (dp_shard = 4, tp = 2)\nfsdp on dp_shard { root = unit }\nshard on tp { blocks.*.0 = colwise }\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "plan", "ranks", "message"),
+    [
+        ("skips", UNITS, 8, "of `random` on the host, by which it uses `blocks.0.0.weight` or does not"),
+        ("skips", "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n", 8, "`blocks.0.0.weight`"),
+        ("skips", "cluster cpu(devices = 2)\nmesh (tp = 2)\nshard on tp { blocks.*.0 = colwise }\n", 2, "every rank"),
+        ("skips", "cluster cpu(devices = 2)\nmesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n", 0, ""),
+        ("skips", "cluster cpu(devices = 1)\n", 0, ""),
+        ("torch", UNITS, 8, "of `torch` on the host, by which"),
+        ("own", UNITS, 0, ""),
+        ("own", TENSORS, 0, ""),
+        ("scales", UNITS, 0, ""),
+        ("scales", TENSORS, 2, "of `random` on the host: ranks of `tp` compute one result together"),
+    ],
+)
+def test_random_numbers_that_ranks_draw_on_the_host(tmp_path: Path, how: str, plan: str, ranks: int, message: str):
+    (tmp_path / "net.py").write_text(DRAWS)
+    found = [
+        item
+        for item in diagnostics(f'model python("net:net", how = "{how}")\n{plan}', tmp_path)
+        if item.code == "LP336"
+    ]
+    assert len(found) == bool(ranks)
+    for item in found:
+        assert message in item.message
+        assert item.help[0].startswith("draw from a generator of the model's own")
+        assert item.others[0].text == f"{ranks} ranks"

@@ -12,6 +12,7 @@ from legoai.dsl.lint import lint
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifests.shapes import words
 from legoai.specs.models.source import ModelSource
+from support.rule_plans import codes, diagnostics
 
 MODELS = Path(__file__).parents[3] / "support" / "models_to_cut.py"
 
@@ -173,3 +174,55 @@ pipeline on pp (schedule = 1F1B, stages = 1)
     found = lint(text, "one.plan", directory=configs)
     assert found.has_errors
     assert not any(item.code == "LP518" for item in found.diagnostics)
+
+
+ALTERNATING = """
+from torch import nn
+
+
+class Mixer(nn.Sequential):
+    pass
+
+
+class FeedForward(nn.Sequential):
+    pass
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mixer, self.feed_forward = Mixer(nn.Linear(16, 16)), FeedForward(nn.Linear(16, 16))
+
+    def forward(self, x):
+        return self.feed_forward(self.mixer(x))
+
+
+class Net(nn.Module):
+    def __init__(self, paired):
+        super().__init__()
+        apart = [kind(nn.Linear(16, 16)) for _ in range(2) for kind in (Mixer, FeedForward)]
+        self.embed, self.layers = nn.Embedding(256, 16), nn.ModuleList([Pair(), Pair()] if paired else apart)
+        self.head = nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("split", "code"), [("even", "LP505"), ("[layers.2]", "LP507"), ("[layers]", "LP518"), ("[2, 2]", "LP520")]
+)
+def test_elements_of_several_classes_are_told_to_be_no_blocks(split: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(ALTERNATING)
+    plan = (
+        'model python("net:Net", paired = {})\ncluster cpu(devices = 2)\nmesh (pp = 2)\npipeline on pp (split = {})\n'
+    )
+    [found] = [item for item in diagnostics(plan.format("false", split), tmp_path) if item.code.startswith("LP5")]
+    assert found.code == code
+    assert found.help[0].startswith("stages begin with blocks, and the elements of `layers` are of several classes ")
+    assert found.help[0].endswith("(`Mixer` and `FeedForward`): give it elements of one class, such as a module that "
+                                  "holds one of each")  # fmt: skip
+    assert not codes(plan.format("true", "[1, 1]"), tmp_path) & {"LP505", "LP507", "LP518", "LP520"}

@@ -103,6 +103,40 @@ def test_running_statistics_of_batch_normalisation_are_reported(tmp_path: Path):
     assert "`norm.running_mean` and 2 more" in found.message
 
 
+SYNCHRONISED = NORMALISED.replace("nn.BatchNorm1d", "nn.SyncBatchNorm")
+
+
+def test_statistics_of_all_ranks_are_not_reported(tmp_path: Path):
+    (tmp_path / "net.py").write_text(SYNCHRONISED)
+    plan = 'model python("net:Net")\nmesh (dp_shard = 8)\nfsdp on dp_shard { head = unit }\n'
+    assert "LP660" not in codes(plan, tmp_path)
+    [found] = [item for item in diagnostics(f"{plan}checkpoint {{ norm = full }}\n", tmp_path) if item.code == "LP660"]
+    assert found.message == "forward updates `norm.running_mean`, once more when it is recomputed"
+
+
+@pytest.mark.parametrize(
+    ("plan", "found"),
+    [
+        ("cluster cpu(devices = 2)\nmesh (dp_shard = 2)\nfsdp on dp_shard { head = unit }\n", "LP649"),
+        ("cluster cpu(devices = 1)\n", "LP649"),
+        ("cluster h100_sxm(devices = 1)\n", None),
+        ("cluster h100_sxm(devices = 2)\nmesh (pp = 2)\npipeline on pp (split = [head])\n", "LP649"),
+        ("cluster h100_sxm(devices = 2)\nmesh (dp_shard = 2)\nfsdp on dp_shard { head = unit }\n", "LP717"),
+    ],
+)
+def test_normalisation_by_samples_of_all_ranks_needs_gpus_and_is_not_simulated(
+    plan: str, found: str | None, tmp_path: Path
+):
+    (tmp_path / "net.py").write_text(SYNCHRONISED)
+    given = diagnostics(f'model python("net:Net")\n{plan}', tmp_path)
+    among = {item.code: item for item in given if item.code in ("LP649", "LP717")}
+    assert found in among if found else not among
+    if found == "LP649":
+        assert "`norm` of class `SyncBatchNorm` normalises by the samples of all ranks" in among[found].message
+    elif found == "LP717":
+        assert "the model normalises by the samples of all ranks (`norm`)" in among[found].message
+
+
 @pytest.mark.parametrize(
     ("precision", "refused"), [("param = bf16", True), ("master = bf16, param = bf16", True), ("param = fp32", False)]
 )

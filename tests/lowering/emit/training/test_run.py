@@ -72,6 +72,17 @@ def test_without_statements_trainer_defaults_apply():
     )
 
 
+def test_model_of_images_is_trained_on_made_ones_by_default():
+    images = """plan a
+model vit("tiny")
+cluster cpu
+batch (global = 4, micro = 1)
+"""
+    assert options(images)[1].data == "synthetic"
+    assert 'data="synthetic",  # tiny.plan:2' in lowered(images).text
+    assert options(images, "--data", "python")[1].data == "python"
+
+
 @pytest.mark.parametrize("text", [PLAN, PLAN + RUN, PLAN.replace("cosine(steps = 100)", "constant(warmup = 5)")])
 def test_planned_run_settings_equal_the_program(text: str):
     trainer, _ = options(text)
