@@ -109,7 +109,7 @@ def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
 
 def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
     return [
-        {"line": hole.span.line, "hole": hole.what, "value": hole.choices[index]}
+        {"line": solution.plan.written(hole.span).line, "hole": hole.what, "value": hole.choices[index]}
         for hole, index in zip(solution.plan.holes, choices, strict=True)
         if index is not None
     ]
@@ -144,7 +144,7 @@ def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
                 return {"value": one.text, "added_s": one.added, "fits": one.fits, "step_time_s": step}
 
             yield {
-                "line": holes[index].span.line,
+                "line": solution.plan.written(holes[index].span).line,
                 "hole": holes[index].what,
                 "algorithm_1": shown(item.algorithm_1),
                 "least": shown(item.least),

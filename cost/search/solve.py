@@ -220,7 +220,7 @@ def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, state:
     found = state.found
     try:
         if found.status == "infeasible":
-            solution.diagnostics = _why_infeasible(state.plan, found, search)
+            solution.diagnostics = state.plan.as_written(_why_infeasible(state.plan, found, search))
         elif found.best is not None:
             solution.baselines = tuple(baselines(state, evaluator))
     except KeyboardInterrupt:

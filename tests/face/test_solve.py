@@ -262,6 +262,19 @@ shard auto on tp  # found
 """
 
 
+@NEEDS_SOLVER
+def test_lines_of_styles_are_those_of_the_plan_that_was_read(capsys: pytest.CaptureFixture[str]):
+    """The rules that `shard auto` stands for have its line, and what follows has the line that a person sees."""
+    text = STYLES.replace("n_layers = 2", "n_layers = 1") + "\nloss auto in [eager]\nrequire bubble >= 50%\n"
+    Path("styles.plan").write_text(text, encoding="utf-8")
+    _, out, err = called(capsys, "solve", "styles.plan", "--json", "--all")
+    statement, form, required = (text[: text.index(word)].count("\n") + 1 for word in ("shard", "loss", "require"))
+    assert f"--> styles.plan:{required}:1\n" in err
+    assert f"{required} | require bubble >= 50%\n" in err
+    for candidate in json.loads(out)["all"]:
+        assert [item["line"] for item in candidate["choices"]] == [statement] * 14 + [form]
+
+
 @pytest.mark.slow
 @NEEDS_SOLVER
 def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
