@@ -215,7 +215,7 @@ def _head(solution: Solution) -> Iterator[str]:
         f"{words.counted(solution.simulated, 'program')}"
     )
     if found.left_out:
-        yield f"{found.left_out:,} of them have other styles than the program of placements chose"
+        yield f"{found.left_out:,} of them have other styles than those that were tried"
 
 
 def _answers(solution: Solution) -> Iterator[str]:
