@@ -70,9 +70,10 @@ class OtherStyles:
         groups: dict[Choices, list[Evaluated]] = {}
         for item in self.state.found.evaluated:
             groups.setdefault(self.state.unstyled(item.choices), []).append(item)
-        groups = {group: items for group, items in groups.items() if self._is_open(group)}
         self._prefer()
         for group in (*self._best(groups), *self._near(groups), *self._excluded(groups)):
+            if not self._is_open(group):
+                continue
             known = {item.choices: item for item in groups.get(group, ())}
             found = self._usual(group, known) or self._again(group, known)
             if found:
@@ -89,7 +90,10 @@ class OtherStyles:
             self.nodes.preferred = forms.index(best.choices) if own else None
 
     def _best(self, groups: dict[Choices, list[Evaluated]]) -> Iterator[Choices]:
-        """Yield the other answers of the best feasible candidates, by what they cost with the program's own styles."""
+        """Yield the other answers of the best feasible candidates, by what they cost with the program's own styles.
+
+        Those beside which no style matters are among them, as they too may be better than what is tried.
+        """
         first = {group: self._first(group, items) for group, items in groups.items() if _feasible(items)}
         won = max((first[one] - self._least(groups[one]) for one in self._beside if one in first), default=0.0)
         ordered = sorted(first, key=lambda group: (first[group], _key(group)))
@@ -104,15 +108,21 @@ class OtherStyles:
                 [item.figures for item in items], candidate.plan.require, self.state.costs.capacity(candidate)
             )
             for group, items in groups.items()
-            if not _feasible(items) and self._least(items) < self.state.limit
+            if not _feasible(items) and self._least(items) < self.state.limit and self._is_open(group)
             for candidate in [self.state.candidate(items[0].choices)]
         }
         begun = {group for group in far if group in self._beside}
         ordered = sorted(far, key=lambda group: (group not in begun, far[group], _key(group)))
-        yield from ordered[: max(_MOST_BESIDE, len(begun))]
+        most = _MOST_BESIDE if self.state.found.best is None else 1
+        yield from ordered[: max(most, len(begun))]
 
     def _excluded(self, groups: dict[Choices, list[Evaluated]]) -> Iterator[Choices]:
-        """Yield other answers beside which the program has no styles or a bound excludes them, least bound first."""
+        """Yield other answers beside which the program has no styles or a bound excludes them, if nothing is feasible.
+
+        That of least bound comes first.
+        """
+        if self.state.found.best is not None:
+            return
         left = {
             group: bound
             for group, bound in self.nodes.untried.items()
