@@ -27,6 +27,7 @@ from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
+    from legoai.dsl.formatting.unedited import Unedited
     from legoai.specs.directives.model import Model
     from legoai.specs.models.manifests.manifest import Manifest
 
@@ -48,6 +49,9 @@ class Linted(Record):
     analysis: Analysis | None
     suppressed: tuple[Diagnostic, ...] = ()
     """Errors that the plan's own comments accept."""
+    unedited: Unedited | None = None
+    """The plan's file as it was written, where the text that was linted has edits; of it are ``diagnostics``, and
+    ``files`` hold it."""
 
     @property
     def plan(self) -> Plan | None:

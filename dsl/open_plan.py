@@ -63,6 +63,7 @@ class OpenPlan:
         self.directory = directory
         self._settings = settings
         self._read = read
+        self._unedited = linted.unedited
         found, self._open = all_open(linted.resolution, self._resolve)
         self._base = linted.analysis
         self._statements, self._facts = Kept(varies=lambda answer: True), Kept(varies=has_hole)
@@ -83,7 +84,7 @@ class OpenPlan:
                     self._base = Analysis(found.plan, manifest, directory, resolution=found)
             manifest = None if self._base is None else self._base.manifest
             self.analysis = Analysis(found.plan, manifest, directory, resolution=found, like=self._base)
-        self.refused.extend(refusals(found, self.analysis))
+        self.refused = self.as_written([*self.refused, *refusals(found, self.analysis)])
         self.holes = tuple(open_holes(found, self.analysis))
 
     def candidate(self, choices: Sequence[int | None], *, without: Sequence[Span] = ()) -> Candidate:
@@ -136,6 +137,14 @@ class OpenPlan:
             more = replace(found, choices=(*found.choices, text), nodes=(*found.nodes, value_of(text)))
             self.holes = (*self.holes[:hole], more, *self.holes[hole + 1 :])
         return self.holes[hole].choices.index(text)
+
+    def written(self, span: Span) -> Span:
+        """The span in the plan as a person wrote it; of a rule that stands for `shard auto on tp`, this statement's."""
+        return span if self._unedited is None else self._unedited.span(span)
+
+    def as_written(self, found: Sequence[Diagnostic]) -> list[Diagnostic]:
+        """Diagnostics with spans in the plan as a person wrote it."""
+        return list(found if self._unedited is None else self._unedited.diagnostics(found))
 
     def reread(self, text: str) -> Resolution:
         """The plan of another text in this one's place."""

@@ -8,12 +8,14 @@ from pathlib import Path
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.styles import open_paths
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
+from legoai.dsl.formatting.unedited import Unedited
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.syntax import Auto, Statement, Variant
 from legoai.dsl.holes import place_of_rules
 from legoai.dsl.lint import Announce, Linted, lint
 from legoai.specs.directives.shard import Shard
+from legoai.specs.record import replace
 from legoai.specs.span import Span
 
 
@@ -28,24 +30,33 @@ def with_open_rules(
 ) -> Linted:
     """Return the plan with a rule `PATH = auto` for each module that `shard auto on tp` covers.
 
-    A plan without such a statement of its own, or with an unknown model, is returned unchanged. ``reopen`` is that of
-    :func:`legoai.dsl.lint.lint`; other arguments are those of :class:`legoai.dsl.open_plan.OpenPlan`.
+    A plan without such a statement of its own, or with an unknown model, is returned unchanged. Diagnostics name the
+    lines that a person wrote. ``reopen`` is that of :func:`legoai.dsl.lint.lint`; other arguments are those of
+    :class:`legoai.dsl.open_plan.OpenPlan`.
     """
     analysis, file = linted.analysis, linted.resolution.file
     if analysis is None or analysis.manifest is None:
         return linted
-    text = file.text
-    for shard in reversed(analysis.plan.shard):  # from the last one, so that earlier spans stay valid
+    edits: list[tuple[Edit, Span]] = []
+    for shard in analysis.plan.shard:
         place = place_of_rules(shard)
         found = _statement(linted, place) if place is not None else None
         if found is not None:
-            text = _written(text, found, _lines(analysis, shard))
-    if text == file.text:
+            edits += [(edit, found.span) for edit in _edits(file.text, found, _lines(analysis, shard))]
+    if not edits:
         return linted
-    return lint(
+    text = apply_fixes(file.text, [Fix("", (edit,), safe=True) for edit, _ in edits])
+    unedited = Unedited(file, tuple(sorted(edits, key=lambda item: item[0].span.start)))
+    again = lint(
         text, file.name, directory=directory, settings=settings, variant=linted.resolution.variant, announce=announce,
         read=read, variants=False, reopen=reopen,
     )  # fmt: skip
+    return replace(
+        again,
+        diagnostics=tuple(unedited.diagnostics(again.diagnostics)),
+        files=unedited.files(again.files),
+        unedited=unedited,
+    )
 
 
 def _statement(linted: Linted, place: Span) -> Statement | None:
@@ -68,8 +79,8 @@ def _lines(analysis: Analysis, shard: Shard) -> list[str]:
     return [f"{path:<{width}} = auto" for path in patterns]
 
 
-def _written(text: str, statement: Statement, lines: list[str]) -> str:
-    """Return the text with the rules in the statement's block, before its own, in place of `auto`."""
+def _edits(text: str, statement: Statement, lines: list[str]) -> list[Edit]:
+    """Return the edits that write the rules into the statement's block, before its own, in place of `auto`."""
     assert statement.subject is not None
     after = text[statement.subject.span.end :]
     start = statement.subject.span
@@ -92,4 +103,4 @@ def _written(text: str, statement: Statement, lines: list[str]) -> str:
                 block.span._replace(start=opened, end=block.span.end - 1),
                 f"{body}{f'{chr(10)}{margin}  {own}' if own else ''}\n{margin}",
             )
-    return apply_fixes(text, [Fix("", (edit,), safe=True) for edit in edits])
+    return edits

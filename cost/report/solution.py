@@ -110,7 +110,7 @@ def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
 
 def _choices(solution: Solution, choices: Choices) -> list[dict[str, Any]]:
     return [
-        {"line": hole.span.line, "hole": hole.what, "value": hole.choices[index]}
+        {"line": solution.plan.written(hole.span).line, "hole": hole.what, "value": hole.choices[index]}
         for hole, index in zip(solution.plan.holes, choices, strict=True)
         if index is not None
     ]
@@ -145,7 +145,7 @@ def _buckets(solution: Solution) -> Iterator[dict[str, Any]]:
                 return {"value": one.text, "added_s": one.added, "fits": one.fits, "step_time_s": step}
 
             yield {
-                "line": holes[index].span.line,
+                "line": solution.plan.written(holes[index].span).line,
                 "hole": holes[index].what,
                 "algorithm_1": shown(item.algorithm_1),
                 "least": shown(item.least),
@@ -216,7 +216,7 @@ def _head(solution: Solution) -> Iterator[str]:
         f"{counted(solution.simulated, 'program')}"
     )
     if found.left_out:
-        yield f"{found.left_out:,} of them have other styles than the program of placements chose"
+        yield f"{found.left_out:,} of them have other styles than those that were tried"
 
 
 def _answers(solution: Solution) -> Iterator[str]:

@@ -30,7 +30,7 @@ class SearchResult:
         total: all answers that there are.
         refused: of these, those that lint's rules refuse, by the code of the first error.
         bounded: of these, those that a bound excludes.
-        left_out: of these, those whose styles the program of placements left out for others, or found none for.
+        left_out: of these, those with other styles than those that were tried.
         failed: candidates without figures, and why.
         errors: an error for each code of ``refused``, the first that was met.
         bucketings: what was solved for by what an evaluated candidate was observed to take.

@@ -221,7 +221,7 @@ def _compare(solution: Solution, search: _Searches, evaluator: Evaluator, state:
     found = state.found
     try:
         if found.status == "infeasible":
-            solution.diagnostics = _why_infeasible(state.plan, found, search)
+            solution.diagnostics = state.plan.as_written(_why_infeasible(state.plan, found, search))
         elif found.best is not None:
             solution.baselines = tuple(baselines(state, evaluator))
     except KeyboardInterrupt:
@@ -308,6 +308,7 @@ def _untried(plan: OpenPlan) -> list[str]:
         "divisions of blocks (`first(n, …)`)": bool(divisible(plan)),
         "splits into stages": any(hole.assigns for hole in plan.holes),
         "buckets": any(hole.buckets for hole in plan.holes),
+        "styles on `tp`": any(hole.line is not None for hole in plan.holes),
     }
     return [kind for kind, is_open in kinds.items() if is_open]
 
@@ -381,5 +382,5 @@ def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
 
 
 def _other_styles(found: SearchResult) -> list[str]:
-    """Help where styles were left open: those that were not chosen were not tried."""
-    return ["styles were chosen for speed, and no others tried: write the rules"] if found.left_out else []
+    """Help where styles were left open, of which few were tried."""
+    return ["write the rules of `shard` that are to be tried: of open styles few are"] if found.left_out else []

@@ -47,6 +47,11 @@ class SearchState:
         """A bound of the cost of some answers, which is at least another; None where a bound excludes them."""
         return self.costs.bounded(self.candidate(choices), least)
 
+    def unstyled(self, choices: Choices) -> Choices:
+        """Some answers with the styles left open that a program chooses together."""
+        holes = zip(self.plan.holes, choices, strict=True)
+        return tuple(None if hole.line is not None else value for hole, value in holes)
+
     @property
     def best_cost(self) -> float:
         """The cost of the best candidate; infinite where there is none."""

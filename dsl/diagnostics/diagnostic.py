@@ -58,19 +58,30 @@ class Diagnostic(Record):
 def with_names(diagnostic: Diagnostic, shown: Callable[[str], str]) -> Diagnostic:
     """A diagnostic with other names of files, in its spans and its texts."""
 
-    def of(span: Span) -> Span:
-        return span._replace(file=shown(span.file))
-
     def labelled(label: Label) -> Label:
-        return replace(label, span=of(label.span), text=shown(label.text))
+        return replace(label, text=shown(label.text))
 
-    fix = diagnostic.fix
-    return replace(
+    named = replace(
         diagnostic,
         message=shown(diagnostic.message),
         label=labelled(diagnostic.label),
         others=tuple(map(labelled, diagnostic.others)),
         help=tuple(map(shown, diagnostic.help)),
+    )
+    return with_spans(named, lambda span: span._replace(file=shown(span.file)))
+
+
+def with_spans(diagnostic: Diagnostic, of: Callable[[Span], Span]) -> Diagnostic:
+    """A diagnostic with other spans in the place of its own."""
+
+    def placed(label: Label) -> Label:
+        return replace(label, span=of(label.span))
+
+    fix = diagnostic.fix
+    return replace(
+        diagnostic,
+        label=placed(diagnostic.label),
+        others=tuple(map(placed, diagnostic.others)),
         fix=fix and replace(fix, edits=tuple(replace(edit, span=of(edit.span)) for edit in fix.edits)),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,7 +21,7 @@ from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.specs.directives.model import Model
-    from legoai.specs.models.layouts import StandardLayouts
+    from legoai.specs.models.layouts import LayoutRule, StandardLayouts
 
 T = TypeVar("T")
 _CHOICE: Final = re.compile(r"\{([^{}]*,[^{}]*)\}")
@@ -73,6 +74,23 @@ def with_rules(
     block = statement.block or Block((), statement.span.after())
     options = replace(statement.options, items=rest) if statement.options is not None and rest else None
     return replace(statement, subject=None, options=options, block=replace(block, rules=lines))
+
+
+def standard_forms(model: Model, directory: Path) -> Iterator[tuple[LayoutRule, ...]]:
+    """Yield the rules of each form of a model's standard layout on `tp`, that with most options first.
+
+    Args:
+        model: whose layout is used.
+        directory: base of relative config file names.
+    """
+    found = _layouts(model, directory)
+    if isinstance(found, Diagnostic | None):
+        return
+    known, fields = found
+    for sequence, loss_parallel in itertools.product((True, False), repeat=2):
+        options = {"sequence": sequence, "loss_parallel": loss_parallel}
+        if _problem(known, "tp", options) is None:
+            yield tuple(known.on("tp", fields=fields, **options))
 
 
 def _divided(items: Iterable[Argument], layout: type[Treatment]) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:

@@ -108,4 +108,5 @@ class Comm(Directive):
     @property
     def observes_memory_limit(self) -> bool:
         """Whether passes over a graph move or omit gathers as far as `require peak_memory` leaves memory for it."""
-        return self.reorder == "by_time" or self.unshard == "selective" or isinstance(self.prefetch, Proactive)
+        decided = [value for value in (self.reorder, self.unshard) if isinstance(value, str)]
+        return "by_time" in decided or "selective" in decided or isinstance(self.prefetch, Proactive)

@@ -41,4 +41,4 @@ class Offload(Directive):
     @property
     def observes_memory_limit(self) -> bool:
         """Whether `require peak_memory` decides how much leaves the device."""
-        return "adaptive" in (self.optimizer, self.activations)
+        return "adaptive" in [amount for amount in (self.optimizer, self.activations) if isinstance(amount, str)]

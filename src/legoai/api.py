@@ -147,15 +147,15 @@ def solve(
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
 
-    _, linted = _checked(path, settings, variant, reopen=True)
+    _, written = _checked(path, settings, variant, reopen=True)
     directory = read_source(os.fspath(path)).directory
-    linted = with_open_rules(linted, directory=directory, settings=settings, read=read_base, reopen=True)
+    linted = with_open_rules(written, directory=directory, settings=settings, read=read_base, reopen=True)
     opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
     if opened.refused:
         raise PlanError(tuple(opened.refused), linted.files)
     if not opened.holes:
         raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
-    _check_figures(linted, profile)
+    _check_figures(written, profile)
     return solved(opened, profile=profile, time_limit=time_limit, gap=gap, refresh=refresh)
 
 

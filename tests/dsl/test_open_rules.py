@@ -106,6 +106,36 @@ def test_answered_rules_form_a_plan_that_can_be_solved_again():
     assert [hole.answer for hole in OpenPlan(again, directory=Path()).holes] == ["none"] * 14
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "shard auto on tp  # of all modules",
+        "shard auto on tp { layers.*.attention.wo = rowwise }",
+        "shard auto on tp {\n  layers.*.attention.wo = rowwise\n}",
+    ],
+)
+def test_spans_are_those_of_the_plan_as_written(statement: str):
+    """Behind the rules as if they were not there, and in them the statement's; so is what a diagnostic shows."""
+    text = HEAD.format(MODELS[0]) + f"{statement}\nseed 3\nrequire peak_memory <= 1GiB\nclip (norm = auto)\n"
+    linted = lint(text, "test.plan", directory=Path())
+    found = with_open_rules(linted, directory=Path())
+    before, after = linted.resolution.file.statements, found.resolution.file.statements
+    plan = OpenPlan(found, directory=Path())
+    assert [plan.written(item.span) for item in after] == [item.span for item in before]
+    [sharded] = [item.span for item in before if text[item.span.start :].startswith("shard")]
+    styles = [hole for hole in plan.holes if hole.line is not None]
+    assert len({hole.span.line for hole in styles}) == len(styles) > 10
+    assert {plan.written(hole.span) for hole in styles} == {sharded}
+    for item in (*found.diagnostics, *plan.refused):
+        if item.code == "LP012":
+            span = item.label.span
+            assert text[span.start : span.end] == "auto" and span.line == text.count("\n")
+            assert found.files["test.plan"].text == text
+            break
+    else:
+        pytest.fail("no diagnostic about the last hole")
+
+
 def test_auto_in_a_base_plan_or_on_another_axis_is_not_searched():
     base = HEAD.format(MODELS[0]) + "shard auto on tp\n"
     linted = lint('plan derived\nextends "base.plan"\n', "t.plan", directory=Path(), read=lambda _: base)

@@ -262,13 +262,26 @@ shard auto on tp  # found
 """
 
 
+@NEEDS_SOLVER
+def test_lines_of_styles_are_those_of_the_plan_that_was_read(capsys: pytest.CaptureFixture[str]):
+    """The rules that `shard auto` stands for have its line, and what follows has the line that a person sees."""
+    text = STYLES.replace("n_layers = 2", "n_layers = 1") + "\nloss auto in [eager]\nrequire bubble >= 50%\n"
+    Path("styles.plan").write_text(text, encoding="utf-8")
+    _, out, err = called(capsys, "solve", "styles.plan", "--json", "--all")
+    statement, form, required = (text[: text.index(word)].count("\n") + 1 for word in ("shard", "loss", "require"))
+    assert f"--> styles.plan:{required}:1\n" in err
+    assert f"{required} | require bubble >= 50%\n" in err
+    for candidate in json.loads(out)["all"]:
+        assert [item["line"] for item in candidate["choices"]] == [statement] * 14 + [form]
+
+
 @pytest.mark.slow
 @NEEDS_SOLVER
 def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
     Path("styles.plan").write_text(STYLES, encoding="utf-8")
     status, out, _ = called(capsys, "solve", "styles.plan", "--in-place")
     assert status == 0
-    assert "other styles than the program of placements chose" in out
+    assert "other styles than those that were tried" in out
     text = Path("styles.plan").read_text(encoding="utf-8")
     assert "shard on tp {\n  tok_embeddings           = auto -> " in text
     assert "  layers.*.attention.wo    = auto -> rowwise" in text
@@ -286,6 +299,33 @@ def test_solved_styles_are_written_as_rules(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "solve", "styles.plan", "-o", "pinned.plan", "--pin")[0] == 0
     assert "auto" not in Path("pinned.plan").read_text(encoding="utf-8")
     assert legoai.load("pinned.plan").digest == legoai.load("styles.plan").digest
+
+
+LIMITED = """\
+plan limited
+model   llama3("8b", n_layers = 2, dim = 512, n_heads = 8, n_kv_heads = 8, hidden_dim = 2048, vocab_size = 64000)
+cluster h100_sxm(hosts = 2, devices = 1, fabric = ethernet_100)
+batch   (global = 2, micro = 2, seq_len = 4096)
+mesh    (tp = 2)
+shard   auto on tp
+precision (param = bf16)
+require peak_memory <= 4.9GiB
+"""
+
+
+@pytest.mark.slow
+@NEEDS_SOLVER
+def test_limit_that_standard_layouts_meet_is_met(capsys: pytest.CaptureFixture[str]):
+    """The logits, which the program does not count, exceed it with the first styles; the solution is no slower."""
+    Path("limited.plan").write_text(LIMITED, encoding="utf-8")
+    found = json.loads(called(capsys, "solve", "limited.plan", "--json", "--in-place")[1])
+    written = LIMITED.replace("auto on tp", "standard on tp (sequence, loss_parallel)")
+    Path("standard.plan").write_text(written, encoding="utf-8")
+    command = [sys.executable, "-m", "legoai", "cost", "standard.plan", "--json"]
+    usual = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found["status"] == "bounded"
+    assert found["objective"]["value"] <= usual["step_time_s"]
+    assert called(capsys, "lint", "limited.plan")[0] == 0
 
 
 def test_plan_that_is_edited_during_the_search_is_left_as_it_is(

@@ -48,7 +48,12 @@ class Effects:
         self._known: dict[tuple[int, int | None, int | None], _Ratios] = {}
 
     def observe(self, choices: Choices, amounts: Amounts) -> None:
-        """Compare a candidate with those that were evaluated before it."""
+        """Compare a candidate with those that were evaluated before it.
+
+        Of several with the same answers, which differ in styles, the cheapest counts.
+        """
+        if choices in self._seen and self._seen[choices].cost <= amounts.cost:
+            return
         for other, before in self._seen.items():
             differing = _differing(other, choices)
             if len(differing) == 1:

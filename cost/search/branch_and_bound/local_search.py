@@ -36,6 +36,9 @@ class Searching(Protocol):
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate answers of which styles may be open."""
 
+    def restyled(self, *, early: bool = False) -> bool:
+        """Evaluate other styles beside the best of other answers; false where nothing is left of it."""
+
     def jointly(self, *, early: bool = False) -> bool:
         """Evaluate what joint answers of memory need, and these; false where nothing is left of it."""
 
@@ -63,12 +66,14 @@ class LocalSearch:
             self._evaluate(several)
         if self._search.first_feasible:
             return
+        while self._state.found.best is None and self._search.restyled(early=True):
+            pass
         found, before = self._state.found, None
         while found.best is not before:
             before = found.best
             for moving in (False, True):
                 self._descend(moving=moving)
-            while self._search.jointly(early=True):
+            while self._search.jointly(early=True) or self._search.restyled(early=True):
                 pass
 
     def _descend(self, *, moving: bool) -> None:
@@ -85,7 +90,7 @@ class LocalSearch:
 
     def _likely(self, best: Evaluated, *, moving: bool) -> Iterator[tuple[float, Choices]]:
         """What is likely to be better than the best candidate, and to fit, with the cost that is predicted."""
-        state, base = self._state, self._open(best.choices)
+        state, base = self._state, self._state.unstyled(best.choices)
         degrees_of = self._search.nodes.degrees_of
         self._learn()
         incumbent = state.costs.of(best)
@@ -118,13 +123,8 @@ class LocalSearch:
             analysis = self._state.candidate(item.choices).analysis
             assert analysis is not None
             held = item.figures.reserved, item.figures.active, without_activations(analysis)
-            self._effects.observe(self._open(item.choices), Amounts(self._state.costs.of(item), *held))
+            self._effects.observe(self._state.unstyled(item.choices), Amounts(self._state.costs.of(item), *held))
         self._learnt = len(self._state.found.evaluated)
-
-    def _open(self, choices: Choices) -> Choices:
-        """The choices with styles left open."""
-        holes = zip(self._state.plan.holes, choices, strict=True)
-        return tuple(None if hole.line is not None else value for hole, value in holes)
 
     def _bound(self, choices: Choices) -> Amounts | None:
         candidate = self._state.candidate(choices)

@@ -59,7 +59,7 @@ class Neighbours:
         These are degrees and schedule, and each of them with what decides memory. Styles are open.
         """
         holes = self._state.plan.holes
-        choices = tuple(None if hole.line is not None else value for hole, value in zip(holes, choices, strict=True))
+        choices = self._state.unstyled(choices)
         moves = [
             {index: value} for index, hole in enumerate(holes) if hole.line is None for value in range(hole.listed)
         ]

@@ -50,6 +50,7 @@ class Nodes:
         untried: bounds of the cost of splits into stages, of buckets, styles and divisions of blocks, tried or not, by
             the other answers.
         early: candidates that were evaluated before the tree has come to them.
+        preferred: the form of the standard layouts whose styles are tried beside the program's; None for none.
     """
 
     def __init__(self, state: SearchState, divided: Set[int | None] = frozenset()) -> None:
@@ -59,7 +60,12 @@ class Nodes:
         self.early: set[Choices] = set()
         self._state, self.divided = state, divided
         self._degrees = [index for index, hole in enumerate(state.plan.holes) if hole.owner in (Mesh, Batch)]
+        self.preferred: int | None = None
         self._placements: Placements | None = None
+        self._placed: dict[Choices, Choices | None] = {}
+        """Styles of the program, by the other answers; None where it has none."""
+        self._pushed: dict[Choices, list[Choices]] = {}
+        """Styles that are tried, by the other answers that the tree has come to."""
         self._added: dict[Choices, set[int]] = {}
         self._known: dict[Choices, object] = {}
         """What was known of all candidates when an open node was bounded."""
@@ -204,13 +210,50 @@ class Nodes:
         """The choices with styles, if those are open; None where none are legal, or fit."""
         if None not in choices:
             return choices
+        if choices not in self._placed:
+            self._placed[choices] = self.placements.complete(
+                choices, without=self._state.without, deadline=self._state.deadline
+            )
+        return self._placed[choices]
+
+    def ways(self, choices: Choices) -> list[Choices]:
+        """The choices with styles, of the program and of the preferred form of the standard layouts, where legal."""
+        found = [self.styled(choices)]
+        if None in choices and self.preferred is not None:
+            forms = self.placements.usual(choices, without=self._state.without)
+            found += forms[self.preferred : self.preferred + 1]
+        legal = dict.fromkeys(one for one in found if one is not None)
+        return [one for one in legal if not self._state.candidate(one).errors]
+
+    @property
+    def placements(self) -> Placements:
+        """The program that chooses styles."""
         if self._placements is None:
             from legoai.cost.search.placements.styles import (
                 Placements,  # solvers are imported where styles are open only
             )
 
             self._placements = Placements(self._state.plan, self._state.bounds.machine)
-        return self._placements.complete(choices, without=self._state.without, deadline=self._state.deadline)
+        return self._placements
+
+    def placed(self, choices: Choices) -> Choices | None:
+        """The styles that the program has chosen beside the other answers; None for none so far."""
+        return self._placed.get(choices)
+
+    def is_placed(self, choices: Choices) -> bool:
+        """Whether the tree has come to the styles beside the other answers."""
+        return choices in self._pushed
+
+    def take_in(self, choices: Choices) -> bool:
+        """Count a complete answer no longer as one with other styles than those that are tried, if it was."""
+        for group, tried in self._pushed.items():
+            if all(value in (None, own) for value, own in zip(group, choices, strict=True)):
+                if choices in tried:
+                    return False
+                tried.append(choices)
+                self._state.found.left_out -= 1
+                return True
+        return False
 
     def _ways(self, choices: Choices) -> int:
         """How many complete answers there are below a node."""
@@ -303,16 +346,17 @@ class Nodes:
         return tuple(0 if hole.line is not None and index is None else index for hole, index in holes)
 
     def _place(self, node: Node) -> None:
-        """Go on with the styles that the program of placements chooses, and no others."""
+        """Go on with the styles that the program of placements chooses, and those of a form that was better."""
         least, _, choices = node
         try:
-            complete = self.styled(choices)
+            ways = self.ways(choices)
         except (KeyboardInterrupt, OutOfTimeError):
             heapq.heappush(self.heap, node)
             raise
-        self._state.found.left_out += self.below(choices) - (0 if complete is None else self.below(complete))
-        if complete is not None:
-            self.bound_untried(choices, least)
+        self._state.found.left_out += self.below(choices) - sum(map(self.below, ways))
+        self._pushed[choices] = ways
+        self.bound_untried(choices, least)
+        for complete in ways:
             self.push(complete, self._state.candidate(complete), least)
 
     def refuse(self, choices: Choices, candidate: Candidate) -> None:

@@ -19,6 +19,7 @@ from legoai.cost.search.branch_and_bound.local_search import LocalSearch
 from legoai.cost.search.branch_and_bound.neighbours import Neighbours
 from legoai.cost.search.branch_and_bound.nodes import Node, Nodes
 from legoai.cost.search.branch_and_bound.observations import Observations
+from legoai.cost.search.branch_and_bound.other_styles import OtherStyles
 from legoai.cost.search.branch_and_bound.probe_simulation import Probing
 from legoai.cost.search.branch_and_bound.treatments import Treatments
 from legoai.cost.search.candidate_bounds.bounds import BoundsOf
@@ -99,6 +100,8 @@ class Search:
         joint = self._joint_memory()
         self.nodes = Nodes(self.state, self._divided(joint))
         self._treatments = None if joint is None else Treatments(self.state, joint, self.nodes)
+        placed = any(hole.line is not None for hole in plan.holes)
+        self._other_styles = OtherStyles(self.state, self.nodes) if placed else None
         self._observations = Observations(self.state, self.nodes)
         self._probing = Probing(
             state=self.state,
@@ -192,7 +195,13 @@ class Search:
                     self.nodes.reopen(waiting)
                 elif self._probing.running:
                     self._probing.observe()
-                elif not (self._verified() or self._is_probed() or self.jointly() or self._bounded_by_others()):
+                elif not (
+                    self._verified()
+                    or self._is_probed()
+                    or self.jointly()
+                    or self.restyled()
+                    or self._bounded_by_others()
+                ):
                     return
         finally:
             # What was chosen and not evaluated is still open, and its bound counts.
@@ -230,8 +239,9 @@ class Search:
 
     def evaluate_early(self, chosen: Sequence[Choices]) -> None:
         """Evaluate what has an answer for each hole but those of styles, which are chosen for it."""
-        complete = dict.fromkeys(found for choices in chosen if (found := self.nodes.styled(choices)) is not None)
-        self.nodes.early.update(complete)
+        ways = dict.fromkeys(found for choices in chosen for found in self.nodes.ways(choices))
+        complete = [one for one in ways if one not in self._asked]
+        self.nodes.early.update(one for one in complete if not self.nodes.take_in(one))
         self._evaluate([(-math.inf, 0, choices) for choices in complete])
 
     def _next(self) -> Node:
@@ -285,6 +295,14 @@ class Search:
         wanted = self._treatments.jointly(early=early)
         return self._tried(wanted or (self._treatments.beside_best() if early else []), early=early)
 
+    def restyled(self, *, early: bool = False) -> bool:
+        """Evaluate other styles beside the best of other answers; false where nothing is left of it.
+
+        Args:
+            early: before the tree has come to the styles.
+        """
+        return self._other_styles is not None and self._tried(self._other_styles.wanted(), early=early)
+
     def _bounded_by_others(self) -> bool:
         """Evaluate what bounds treatments that were not tried; false where nothing is left of it."""
         return self._treatments is not None and self._tried(self._treatments.bounding(), early=False)
@@ -301,6 +319,8 @@ class Search:
         holes = zip(self.state.plan.holes, choices, strict=True)
         listed = all(index is not None and index < hole.listed for hole, index in holes)
         legal = not self.state.candidate(choices).errors
+        if listed and legal and self.nodes.take_in(choices):
+            return True
         if listed and early and (not legal or self.state.bounded(choices) is not None):
             self.nodes.early.update([choices] if legal else [])
         elif listed:

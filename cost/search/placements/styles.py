@@ -3,7 +3,8 @@
 The program minimises the costs of the styles (:mod:`legoai.cost.search.placements.costs`), without overlap of kernels
 and collectives. The resulting candidate is simulated like any other. Constraints of the language apart from layouts,
 such as a number of heads that the ranks must divide, are checked by the lint rules: if they reject a solution, the
-styles that the diagnostic names are forbidden, and the program is solved again.
+styles that the diagnostic names are forbidden, and the program is solved again. What the program ignores, such as the
+host's time, may make the styles of the standard layouts the better ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.search.candidate_bounds.memory_limits import for_tensors
@@ -23,6 +24,8 @@ from legoai.cost.search.placements.graph import GraphBuilder
 from legoai.cost.search.placements.program import Label, Placed, PlacementGraph, place
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.shard import Placement, placement, shard_on_tp
+from legoai.dsl.analysis.parallelism.styles import NONE
+from legoai.dsl.frontend.layouts import standard_forms
 from legoai.dsl.frontend.paths import assign
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.base import PathRule
@@ -38,6 +41,13 @@ Forbidden = frozenset[tuple[int, Label]]
 """Styles of holes, as pairs of hole and label, that must not be chosen together."""
 
 
+class Styled(NamedTuple):
+    """A solution of the program: the choices with its styles, and the bytes that it counts for them."""
+
+    choices: Choices
+    bytes: float
+
+
 @dataclass(slots=True)
 class Placements:
     """Completion of the choices of a plan in which nothing but styles is open.
@@ -49,11 +59,18 @@ class Placements:
 
     plan: OpenPlan
     machine: Callable[[Analysis], Machine]
+    _graphs: dict[tuple[object, bool], tuple[PlacementGraph, set[Forbidden]]] = field(default_factory=dict)
+    """Graphs, and styles forbidden by tied parameters, by the key of their costs and whether layouts are followed."""
     _first: dict[object, tuple[PlacementGraph, set[Forbidden], Placed]] = field(default_factory=dict)
-    """Graphs, styles forbidden by tied parameters, and solutions before lint, by the key of their costs."""
+    """The same with the solutions before lint, by the key of their costs and the memory limit."""
     _alone: dict[tuple[str, object], frozenset[tuple[int, Label]]] = field(default_factory=dict)
     """Styles that cause an error of a code by themselves, by code and key of costs."""
-    _rules: dict[int, dict[Label, PathRule[Any]]] = field(default_factory=dict)
+    _rules: dict[int, dict[Label, PathRule[Any]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """The rules of each hole of a style."""
+        holes = [index for index, hole in enumerate(self.plan.holes) if hole.line is not None]
+        self._rules = {hole: dict(enumerate(self.plan.rules_of(hole))) for hole in holes}
 
     def complete(
         self, choices: Choices, *, without: Sequence[Span] = (), deadline: float | None = None
@@ -72,25 +89,33 @@ class Placements:
         """
         analysis = self.plan.candidate(choices, without=without).analysis
         assert analysis is not None, "a candidate whose other holes are answered"
-        if not self._rules:
-            holes = [index for index, hole in enumerate(self.plan.holes) if hole.line is not None]
-            self._rules = {hole: dict(enumerate(self.plan.rules_of(hole))) for hole in holes}
         if shard_on_tp(analysis) is None:
             return self._with(choices, dict.fromkeys(self._rules, 0))  # on one rank no style has an effect
+        most = for_tensors(analysis, self.machine(analysis))
+        found = self.within(choices, most, without=without, deadline=deadline)
+        return None if found is None else found.choices
+
+    def within(
+        self, choices: Choices, most: float, *, without: Sequence[Span] = (), deadline: float | None = None
+    ) -> Styled | None:
+        """As :meth:`complete` for several ranks, among styles for which the program counts at most so many bytes."""
+        analysis = self.plan.candidate(choices, without=without).analysis
+        assert analysis is not None, "a candidate whose other holes are answered"
         costs = PlacementCosts(analysis, self.machine(analysis))
-        most = for_tensors(analysis, costs.machine)
         named = tuple(index for hole, index in zip(self.plan.holes, choices, strict=True) if hole.owner is Shard)
-        key = (costs.key, most, named)
-        if key not in self._first:
+        key = (costs.key, named)
+        if (key, most) not in self._first:
             # Allow unknown layouts only where no styles have known layouts from end to end.
             for followed in (True, False):
-                graph = self._graph(analysis, costs, followed=followed)
-                ties = set(self._ties(choices, analysis))
+                if (key, followed) not in self._graphs:
+                    graph = self._graph(analysis, costs, followed=followed)
+                    self._graphs[key, followed] = graph, set(self._ties(choices, analysis))
+                graph, ties = self._graphs[key, followed]
                 found = _placed(graph, ties, most, deadline)
                 if found.status != "infeasible":
                     break
-            self._first[key] = graph, ties, found
-        graph, ties, found = self._first[key]
+            self._first[key, most] = graph, ties, found
+        graph, ties, found = self._first[key, most]
         forbidden = set(ties)
         for _ in range(_MOST_ROUNDS):
             if found.status == "infeasible":
@@ -98,10 +123,36 @@ class Placements:
             complete = self._with(choices, {hole: found.labels.get(hole, 0) for hole in self._rules})
             refused = set(self._refused(complete, key, without))
             if not refused:
-                return complete
+                return Styled(complete, found.bytes)
             forbidden |= refused
             found = _placed(graph, forbidden, most, deadline)
         return None
+
+    def usual(self, choices: Choices, *, without: Sequence[Span] = ()) -> list[Choices | None]:
+        """The choices with the styles of each form of the model's standard layout; None for one that they cannot have.
+
+        Arguments are those of :meth:`complete`. Lint may refuse the result.
+        """
+        analysis = self.plan.candidate(choices, without=without).analysis
+        assert analysis is not None, "a candidate whose other holes are answered"
+        shard = shard_on_tp(analysis)
+        if shard is None:
+            return []
+        paths, open = analysis.paths_for(shard), self._open(analysis)
+        found: list[Choices | None] = []
+        for form in standard_forms(analysis.plan.model, analysis.directory):
+            rules = [PathRule(path=rule.path, treatment=rule.treatment) for rule in form]
+            usual = assign(rules, paths).by_path
+            wanted: dict[int, set[str]] = {}
+            for path, hole in open.items():
+                wanted.setdefault(hole, set()).add(usual[path].treatment if path in usual else NONE)
+            known = {hole: self.plan.holes[hole].choices for hole in self._rules}
+            labels = {
+                hole: known[hole].index(min(styles)) for hole, styles in wanted.items() if styles <= {*known[hole]}
+            }
+            fits = len(labels) == len(wanted) and all(len(styles) == 1 for styles in wanted.values())
+            found.append(self._with(choices, {**dict.fromkeys(self._rules, 0), **labels}) if fits else None)
+        return found
 
     def _with(self, choices: Choices, labels: Mapping[int, int]) -> Choices:
         return tuple(labels.get(index, choice) for index, choice in enumerate(choices))

@@ -20,8 +20,8 @@ class UpdatedBuffers(Check):
     They are state that no optimizer knows. Under data parallelism every rank updates its own from its own samples, and
     nothing makes them equal: they differ from those of one device, and the checkpoint keeps those of one rank. A module
     that is recomputed updates its buffers twice for each micro batch. The statistics of an `nn.SyncBatchNorm` are equal
-    on all ranks. Checkpoints keep no buffer that is registered with `persistent=False`: a run that resumes begins with its
-    first value again, also on one device.
+    on all ranks. Checkpoints keep no buffer that is registered with `persistent=False`: a run that resumes begins with
+    its first value again, also on one device.
     """
 
     code = "LP660"

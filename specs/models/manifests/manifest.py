@@ -45,19 +45,9 @@ FORMAT = 27
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
-    "model",
-    "block",
-    "attention",
-    "feed_forward",
-    "moe",
-    "experts",
-    "linear",
-    "embedding",
-    "norm",
-    "convolution",
-    "container",
-    "other",
-]
+    "model", "block", "attention", "feed_forward", "moe", "experts", "linear", "embedding", "norm", "convolution",
+    "container", "other",
+]  # fmt: skip
 """What a module is: `model` is the root, `block` an element of a list of repeated blocks, `container` a list,
 dictionary or sequence of modules, `moe` a routed feed-forward and `experts` its stacked experts."""
 
@@ -343,8 +333,7 @@ class Manifest:
         if not isinstance(raw, dict) or raw.get("format") != FORMAT:
             raise ValueError(f"expected a model manifest of format {FORMAT}")
         try:
-            self._raw = raw
-            self._modules = _Modules(raw["templates"], raw["root"])
+            self._raw, self._modules = raw, _Modules(raw["templates"], raw["root"])
             self.source: str = raw["source"]
             """The model as a plan writes it, such as `llama3("8b")`."""
             self.model_class: str = raw["model_class"]

@@ -122,12 +122,12 @@ def run(arguments: Namespace) -> int:
         check_writable(source.rewritable)
     elif arguments.output is not None and source.path is not None and is_same_file(arguments.output, source.path):
         raise WrongUsage(f"{arguments.output} is the plan itself: --in-place writes the answers into it")
-    linted = sound(source, arguments, "solved", [arguments.output], reopen=True)
-    if linted is None:
+    written = sound(source, arguments, "solved", [arguments.output], reopen=True)
+    if written is None:
         return 1
     settings = settings_of(arguments)
     linted = with_open_rules(
-        linted, directory=source.directory, settings=settings, read=read_base, announce=announce, reopen=True
+        written, directory=source.directory, settings=settings, read=read_base, announce=announce, reopen=True
     )
     errors = [item for item in linted.diagnostics if item.severity == "error"]
     if errors:
@@ -139,7 +139,7 @@ def run(arguments: Namespace) -> int:
         return 1
     if not opened.holes:
         raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")
-    if lacks_figures(linted, arguments.profile):
+    if lacks_figures(written, arguments.profile):
         return 1
     if arguments.output is not None:
         _check_place(opened, source, arguments)

@@ -164,6 +164,27 @@ def test_chosen_styles_cost_no_more_than_standard_layouts(model: str, length: in
         assert best <= seconds * (1 + 1e-9), options
 
 
+@pytest.mark.parametrize("model", some_slow(MODELS, MODELS[1], MODELS[2]))
+def test_forms_of_standard_layouts_are_those_of_the_language(model: str):
+    """With the styles of each form, a plan treats its modules as one that names the standard layout."""
+    plan = opened("shard auto on tp", model=model)
+    forms = Placements(plan, BoundsOf().machine).usual((None,) * len(plan.holes))
+    assert len(forms) == len(STANDARD)
+    for form, options in zip(forms, reversed(STANDARD), strict=True):
+        assert form is not None
+        written = opened(f"shard standard on tp ({options})", model=model).analysis
+        own = plan.candidate(form).analysis
+        treated = [
+            {path: rule.treatment for path, rule in one.assigned(one.plan.shard[0]).by_path.items()}
+            for one in (written, own)
+            if one is not None
+        ]
+        none = {path for path, treatment in treated[1].items() if isinstance(treatment, Unplaced)}
+        assert {path: str(style) for path, style in treated[1].items() if path not in none} == {
+            path: str(style) for path, style in treated[0].items()
+        }
+
+
 def chosen(plan: OpenPlan) -> dict[str, str]:
     found = Placements(plan, BoundsOf().machine).complete((None,) * len(plan.holes))
     assert found is not None
