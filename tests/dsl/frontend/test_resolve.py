@@ -260,6 +260,10 @@ class TestIdentity:
         assert plan_of(self.RICH.replace("= rate", "= 0.0003")).digest == digest
         assert plan_of(self.RICH + "require mfu >= 40%\nminimize step_time\n").digest == digest
 
+    @pytest.mark.parametrize("held", ["offload (activations = auto)", "comm (reorder = auto)", "comm (unshard = auto)"])
+    def test_open_plan_with_a_memory_limit_has_a_digest(self, held: str):
+        assert plan_of(f"{self.RICH}{held}\nrequire peak_memory <= 9GiB\n").digest.startswith("sha256:")
+
     def test_training_settings_change_the_digest(self):
         digests = {
             plan_of(text).digest
