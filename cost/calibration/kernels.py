@@ -18,7 +18,7 @@ from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import STORED_AS, element_bytes
 from legoai.cost.machine.kernel_time import narrow_rate, seconds_of
 from legoai.cost.profiles import from_document
-from legoai.cost.simulated.alignment import alignments
+from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.specs.dtypes import TORCH_DTYPES
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)
@@ -114,7 +114,7 @@ def unaligned_products(timer: Timer, curve: Mapping[str, Any], seconds: float, s
         n, k = size + more_n, size + more_k
         x, weight = _tensor((size, k), "bf16", timer.device), _tensor((n, k), "bf16", timer.device)
         out = x @ weight.t()
-        aligned = alignments((x, weight), out)
+        aligned = alignments(map(Matrix.of, (x, weight)), Matrix.of(out))
         product = Product(
             batch=1, m=size, n=n, k=k, rate="bf16", bytes=sum(one.nbytes for one in (x, weight, out)),
             operands_aligned=aligned.get("operands_aligned", ALIGNED),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,10 @@ from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
 from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
+from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.simulated.grouped_products import is_by_group
-from legoai.cost.simulated.operators import Operator, description, operator, tensors
+from legoai.cost.simulated.operators import FACTORS, Operator, description, operator, tensors
 from legoai.cost.trace.records import TensorType
 from legoai.runtime.torch_internals.compiler.inductor import (
     BaseSchedulerNode,
@@ -237,7 +238,12 @@ class Reader:
         makes = tuple(self._fresh(kernel))
         if known.treatment == "nothing":
             return Step(makes=makes, drops=drops)
-        return Step(makes=makes, work=_work(function, known, origin), drops=drops)
+        work = _work(function, known, origin)
+        if known.name in FACTORS:
+            # Inductor lays out intermediate results as it likes, with rows that are padded to an alignment.
+            matrices = [_matrix(item) for item in (*kernel.inputs[FACTORS[known.name] :][:2], kernel)]
+            work = replace(work, attributes=alignments(matrices[:2], matrices[2]))
+        return Step(makes=makes, work=work, drops=drops)
 
     def _origin(self, kernel: Any) -> torch.fx.Node:
         """Return the node of the graph whose operator a library kernel computes."""
@@ -291,6 +297,13 @@ class Reader:
 def _meta(item: Any) -> Any:
     """Return the output tensor of a node of a graph."""
     return item.meta["val"] if isinstance(item, torch.fx.Node) else item
+
+
+def _matrix(item: Any) -> Matrix:
+    """Return the matrix of a buffer, or of a view of one."""
+    layout = item.get_layout()
+    offset = int(layout.offset)
+    return Matrix(list(map(int, layout.size)), list(map(int, layout.stride)), offset, layout.dtype.itemsize)
 
 
 def _held(layout: ir.NonOwningLayout) -> Any:

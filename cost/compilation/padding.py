@@ -1,9 +1,10 @@
 """Padding of matrix products to the alignment of the fastest kernels, as inductor pads them.
 
 `torch/_inductor/fx_passes/pad_mm.py` pads a product where any of its dims is no multiple of 16 bytes, the product is
-bound by arithmetic and not by memory, and a measurement shows that it pays. Here it pays wherever the first two hold:
-unaligned products run at less than half the rate (`legoai.cost.machine.kernel_time.narrow_rate`). Single precision is
-left as it is, since it is computed without tensor cores by default, and alignment matters little.
+bound by arithmetic and not by memory, and a measurement shows that it pays. Here it pays where rows of the matrices do
+not begin at multiples of 16 bytes: such products run at a fraction of the rate
+(`legoai.cost.machine.kernel_time.narrow_rate`), and others as fast as padded ones. Single precision is left as it is,
+since it is computed without tensor cores by default, and alignment matters little.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import fx
 
 from legoai.cost.kernels.kinds import ALIGNED
+from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.specs.cluster import CatalogueError, Device
 
@@ -22,6 +24,8 @@ _aten: Final = torch.ops.aten
 _PRODUCTS: Final = {_aten.mm.default: 0, _aten.bmm.default: 0, _aten.addmm.default: 1}
 """Where the first factor is among the arguments."""
 _HALF_PRECISION: Final = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+_HOPPER: Final = 9.0
+"""Compute capability below which inductor takes bf16 products of long sums as bound by arithmetic."""
 _OF_BALANCE: Final = 0.5
 """Share of the device's operations for each byte from which on inductor takes a product as bound by arithmetic."""
 
@@ -47,9 +51,9 @@ def pad_products(graph: fx.GraphModule, mode: FakeTensorMode, gpu: Device) -> No
             continue
         # A dim of size 1 is squeezed away.
         more_m, more_k, more_n = (-size % (ALIGNED // dtype.itemsize) if size > 1 else 0 for size in (m, k, n))
-        if not (more_m or more_k or more_n) or not _is_bound_by_arithmetic(m, k, n, dtype, gpu):
-            continue
-        _Padding(graph.graph, node, mode, padded).run(first, more_m, more_k, more_n)
+        unaligned = alignments([Matrix.of(one.meta["val"]) for one in (left, right)], Matrix.of(node.meta["val"]))
+        if unaligned and (more_m or more_k or more_n) and _is_bound_by_arithmetic(m, k, n, dtype, gpu):
+            _Padding(graph.graph, node, mode, padded).run(first, more_m, more_k, more_n)
 
 
 class _Padding:
@@ -106,6 +110,9 @@ class _Padding:
 
 def _is_bound_by_arithmetic(m: int, k: int, n: int, dtype: torch.dtype, gpu: Device) -> bool:
     """As `is_mm_compute_bound` of `pad_mm.py`, with the datasheet's figures; true where these are not known."""
+    capability = gpu.compute_capability
+    if dtype is torch.bfloat16 and k > m and k > n and capability is not None and float(capability) < _HOPPER:
+        return True
     try:
         balance = gpu.peak(_HALF_PRECISION[dtype]) / gpu.figure("memory.bandwidth_bytes_per_second")
     except CatalogueError:

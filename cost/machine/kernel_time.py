@@ -78,14 +78,14 @@ def _product(product: Product, profile: Profile) -> Answer:
             f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
             f"(it has {', '.join(sorted(profile.products)) or 'none'})"
         )
-    found = _chain(
+    return _chain(
         model,
         model.curve.seconds(product),
         [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
         lambda: product_features(product, model.curve.processors),
         lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
+        least=_by_narrow_loads(product, model.curve, profile),
     )
-    return max(found, _by_narrow_loads(product, model.curve, profile))
 
 
 def _by_narrow_loads(product: Product, curve: ProductCurve, profile: Profile) -> Answer:
@@ -159,10 +159,12 @@ def _chain(
     finish: Callable[[float], float],
     *,
     carried: bool = False,
+    least: Answer = (0.0, ROOFLINE),
 ) -> Answer:
     """Apply the observations of runs, then the table, then the forest (each a ratio to ``formula``), then the formula.
 
-    The forest is used within its range and near a measurement: between distant ones its result would be arbitrary.
+    The forest is used within its range and near a measurement: between distant ones its result would be arbitrary. What
+    is not observed takes at least as long as ``least``.
     """
     suffix = ", derived" if model.derived or carried else ""
     if model.observed is not None:
@@ -172,13 +174,13 @@ def _chain(
     if model.table is not None:
         ratio = model.table.lookup(point)
         if ratio is not None:
-            return finish(formula * math.exp(ratio)), MEASURED + suffix
+            return max((finish(formula * math.exp(ratio)), MEASURED + suffix), least)
     if model.forest is not None:
         seen = features()
         near = model.table is None or model.table.distance(point) <= model.margin
         if near and model.forest.covers(seen, margin=model.margin):
-            return finish(formula * math.exp(model.forest.predict(seen))), LEARNED + suffix
-    return finish(formula), ROOFLINE + suffix
+            return max((finish(formula * math.exp(model.forest.predict(seen))), LEARNED + suffix), least)
+    return max((finish(formula), ROOFLINE + suffix), least)
 
 
 def _unfused(attention: Attention, profile: Profile) -> Answer:

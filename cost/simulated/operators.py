@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from legoai.cost.simulated.alignment import alignments
+from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import CollectiveKind, TensorType
 from legoai.runtime.torch_internals.operators import OpOverload, is_traceable_wrapper_subclass_type
@@ -65,11 +65,10 @@ _ATTENTION_BACKWARD: Final = frozenset(
     }
 )
 
+FACTORS: Final = {"aten.mm": 0, "aten.bmm": 0, "aten.addmm": 1, "aten.baddbmm": 1}
+"""Matrix products, each with the place of the first of its two factors among its tensors."""
+
 _CONVOLUTIONS: Final = {"aten.convolution": 0, "aten.convolution_backward": 1}
-
-_FACTORS: Final = {"aten.mm": 0, "aten.bmm": 0, "aten.addmm": 1, "aten.baddbmm": 1}
-"""Matrix products, and where the first of their two factors is among the tensor inputs."""
-
 """Convolutions, each with the place of the images among its tensors; the weight follows."""
 
 _GROUPED: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm"})
@@ -366,9 +365,9 @@ def description(
 
 def _layout(known: Operator, inputs: Sequence[torch.Tensor], out: Any) -> dict[str, Any]:
     """Return whether a convolution has its channels last in memory, or to what rows of a product are aligned."""
-    if known.name in _FACTORS:
-        first = _FACTORS[known.name]
-        return dict(alignments(inputs[first : first + 2], out))
+    if known.name in FACTORS:
+        first = FACTORS[known.name]
+        return dict(alignments(map(Matrix.of, inputs[first : first + 2]), Matrix.of(out)))
     if known.name not in _CONVOLUTIONS:
         return {}
     first = _CONVOLUTIONS[known.name]

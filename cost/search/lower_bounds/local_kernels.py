@@ -20,6 +20,8 @@ from legoai.cost.profiles import Profile
 _BYTES: Final = {rate: element_bytes(rate) for rate in ("bf16", "fp16", "fp32", "tf32", "fp64")}
 """Bytes of an element by the rate of its products; those of other rates are cast, and not bounded here."""
 
+_PADDED: Final = 8
+"""Elements of half precision to a multiple of which inductor pads a dim of a product."""
 _IMPLEMENTATIONS: Final = {"flash": ("flash2",), "efficient": ("efficient",), "cudnn": ("cudnn",)}
 """Implementations of attention that a plan's kernel may run."""
 _EVERY: Final = ("flash2", "efficient", "cudnn")
@@ -136,6 +138,14 @@ class LocalKernels:
         return least_of(found)
 
     def _product(self, m: int, n: int, k: int, rate: str) -> float:
+        """Least seconds of a product, which inductor may pad to dims of multiples of 8."""
+        rows, columns, inner = (-(-size // _PADDED) * _PADDED for size in (m, n, k))
+        exactly = self._exactly(m, n, k, rate)
+        return (
+            exactly if (rows, columns, inner) == (m, n, k) else min(exactly, self._exactly(rows, columns, inner, rate))
+        )
+
+    def _exactly(self, m: int, n: int, k: int, rate: str) -> float:
         size = _BYTES[rate] * (m * k + k * n + m * n)
         seconds, _ = seconds_of(Product(batch=1, m=m, n=n, k=k, rate=rate, bytes=size), self.profile)
         return seconds + kernel_gap(self.profile)

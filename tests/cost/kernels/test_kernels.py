@@ -304,6 +304,15 @@ def test_products_are_slower_the_less_they_are_aligned() -> None:
         assert slower < seconds_of(small, profile(name))[0] + 2e-6
 
 
+def test_observed_unaligned_products_take_what_they_took() -> None:
+    h100, work = profile("h100_sxm"), replace(product(8192, 50256, 4096), operands_aligned=2)
+    model = h100.products["bf16"]
+    point = [math.log2(value) for value in (1, 8192, 50256, 4096)]
+    table = Table(points=(tuple(point),), ratios=(0.0,), reach=1.0)
+    seen = replace(h100, products={"bf16": replace(model, observed=table)}, answers={})
+    assert seconds_of(work, seen) == (model.curve.seconds(work), "measured table")
+
+
 def test_unaligned_products_are_as_fast_as_others_where_nothing_was_measured() -> None:
     whole = product(8192, 50256, 4096)
     assert not knows_narrow_rates(profile("b200"))
