@@ -3,6 +3,8 @@
 Rows, all by the GPU's clock with a full queue (`legoai.cost.calibration.timing`):
 
 - `product`: bf16, by the three layouts of a linear layer (`forward`, `input`, `weight`), out of the cache;
+- `unaligned product`: the same of layers whose rows do not begin at multiples of 16 bytes;
+- `float8 product`: with fast accumulation, as in forward, and without it, as in backward;
 - `cached product`: the same products with operands, result or all of it just used;
 - `attention`: forward and backward by torch's implementations, causal;
 - `unmasked attention`: the same of few heads and pieces of sequences, without a mask, as in context parallelism;
@@ -41,6 +43,10 @@ LAYERS = (
     (6144, 3072), (3072, 6144), (4096, 32000), (1024, 51200),
 )  # fmt: skip
 """Features in and out of linear layers."""
+UNALIGNED = (
+    (1024, 50257), (4096, 50257), (4096, 50258), (4096, 50264), (4097, 4096), (4098, 4096), (4104, 4096), (4096, 14337),
+)  # fmt: skip
+"""The same of layers whose rows begin at multiples of 2, 4, 8 or 16 bytes."""
 SMALL = ((1024, 1024, 1024), (1024, 4096, 1024), (2048, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 4096),
          (4096, 4096, 1024), (8192, 1024, 4096), (8192, 4096, 1024), (2048, 8192, 1024))  # fmt: skip
 ATTENTION = (
@@ -101,7 +107,15 @@ def layer(m: int, n: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor, torc
 
 
 def products() -> Iterator[dict[str, Any]]:
-    for (k, n), m in itertools.product(LAYERS, TOKENS):
+    yield from of_layers("product", LAYERS, TOKENS)
+
+
+def unaligned_products() -> Iterator[dict[str, Any]]:
+    yield from of_layers("unaligned product", UNALIGNED, TOKENS[1::2])
+
+
+def of_layers(kind: str, layers: Sequence[tuple[int, int]], tokens: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for (k, n), m in itertools.product(layers, tokens):
         if 2.0 * m * k * n > 2.0**43 or m * n > 2**31:
             continue
         held = layer(m, n, k)
@@ -111,7 +125,16 @@ def products() -> Iterator[dict[str, Any]]:
             "weight": [partial(torch.mm, y.t(), x, out=w) for x, w, y in held],
         }
         for layout, runs in layouts.items():
-            yield {"kind": "product", "layout": layout, "m": m, "n": n, "k": k, "us": microseconds(runs)}
+            yield {"kind": kind, "layout": layout, "m": m, "n": n, "k": k, "us": microseconds(runs)}
+
+
+def float8_products() -> Iterator[dict[str, Any]]:
+    scale = torch.ones((), device="cuda")
+    for (k, n), m, fast in itertools.product(LAYERS[6:12], TOKENS[1::2], (True, False)):
+        held = [(x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn).t()) for x, w, _ in layer(m, n, k)]
+        rest = (scale, scale, None, None, torch.bfloat16, fast)
+        runs = [partial(torch.ops.aten._scaled_mm.default, x, w, *rest) for x, w in held]
+        yield {"kind": "float8 product", "fast": fast, "m": m, "n": n, "k": k, "us": microseconds(runs)}
 
 
 def cached_products() -> Iterator[dict[str, Any]]:
@@ -242,6 +265,7 @@ def distances() -> Iterator[dict[str, Any]]:
 PARTS = {
     "lists": lists, "convolutions": convolutions, "unmasked_attentions": unmasked_attentions, "movements": movements,
     "distances": distances, "cached_products": cached_products, "attentions": attentions, "products": products,
+    "unaligned_products": unaligned_products, "float8_products": float8_products,
 }  # fmt: skip
 
 
