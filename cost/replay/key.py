@@ -27,8 +27,9 @@ _DEPTH: Final = "n_layers"
 """The field of a built-in model's config that is its number of blocks."""
 _BLOCK: Final = "[str(index)]"
 """Expression by which a program names a block of a list that it iterates over by index."""
-_LEFT_OUT: Final = ("allocator_settings", "flops_per_token", "peak_flops", "traced")
-"""Arguments that affect only the reserved memory, the MFU, or which profile is read, whose digest is in the key."""
+_LEFT_OUT: Final = ("allocator_settings", "clip_norm", "flops_per_token", "peak_flops", "traced")
+"""Arguments that affect only the reserved memory, the MFU, what a checkpoint records, or which profile is read, whose
+digest is in the key."""
 _COMPILED: Final = "compile"
 """Word of programs whose kernels depend on all of the device; of others attention and grouped products do, by its
 compute capability."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.cost.report import words
+from legoai.cost import words
 
 
 @pytest.mark.parametrize(
