@@ -32,6 +32,7 @@ def agree(gloo, folder: Path, head: str, body: str, comm: str, *, eager: str = "
     other = together(gloo(ranks)(train, traced(body, head, comm), str(data), steps=3, evaluate_every=2))
     assert (other["loss"], other["norm"], other["validations"]) == (one["loss"], one["norm"], one["validations"])
     assert len(set(one["loss"])) == 3
+    assert other["frozen"] == one["frozen"] == [True] * len(one["frozen"])
     assert other["parameters"].keys() == one["parameters"].keys()
     for parameter, value in other["parameters"].items():
         assert torch.equal(value, one["parameters"][parameter]), parameter

@@ -72,3 +72,33 @@ def spare_tied(dim: int = 16, depth: int = 2) -> nn.Module:
     model.another = nn.Linear(dim, 256, bias=False)
     model.another.weight = model.output.weight
     return model
+
+
+class Fixed(nn.Embedding):
+    """An embedding beyond which no gradient goes."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return super().forward(tokens)
+
+
+def partly(kind: str, dim: int = 16, depth: int = 4) -> nn.Module:
+    """A model of which a part is frozen."""
+    if kind == "parts of blocks":
+        return added_layers(dim, depth)
+    model = Model(dim, depth)
+    if kind == "embedding without gradients":
+        model.embed = Fixed(256, dim)
+    elif kind == "unused":
+        model.spare = nn.Linear(dim, dim)
+    elif kind == "tied":
+        model.output.weight = model.embed.weight
+    first, last = model.layers[: depth // 2], model.layers[depth // 2 :]
+    frozen = {
+        "first blocks": (model.embed, *first),
+        "last blocks": (*last, model.norm, model.output),
+        "unused": (getattr(model, "spare", model),),
+    }
+    for module in frozen.get(kind, (model.embed,)):
+        module.requires_grad_(False)
+    return model

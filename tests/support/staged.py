@@ -67,6 +67,7 @@ def train(text: str, data: str, **options) -> dict:
             for name, p in model.named_parameters()
         },
         "dtypes": {p.dtype for p in model.parameters()},
+        "frozen": [p.grad is None for p in model.parameters() if not p.requires_grad],
     }
 
 

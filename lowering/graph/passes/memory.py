@@ -114,8 +114,14 @@ def bytes_of(value: Any) -> int:
 
 
 def state_bytes(graph: StepGraph, moments: int) -> dict[str, int]:
-    """Return the bytes of the optimizer's state of each parameter, with ``moments`` values per element."""
-    return {name: moments * bytes_of(node.meta["val"]) for name, node in graph.inputs().items()}
+    """Return the bytes of the optimizer's state of each trained parameter, with ``moments`` values per element."""
+    return {name: moments * size for name, size in _trained_bytes(graph).items()}
+
+
+def _trained_bytes(graph: StepGraph) -> dict[str, int]:
+    """Return the bytes of the shard of each trained parameter, and of its gradient."""
+    shards = graph.inputs()
+    return {name: bytes_of(shards[name].meta["val"]) for name in graph.trained}
 
 
 def held_without_state(graph: StepGraph) -> list[int]:
@@ -127,8 +133,8 @@ def held_without_state(graph: StepGraph) -> list[int]:
     inputs = sum(bytes_of(node.meta.get("val")) for node in graph.graph.find_nodes(op="placeholder"))
     gradients = 0
     if graph.micro_batches > 1:  # gradients of the micro batches before
-        gradients = sum(bytes_of(node.meta["val"]) for node in graph.inputs().values())
-    numbers = BLOCK * (1 + len(graph.parameters))  # the sum of losses, and the count of steps of each parameter
+        gradients = sum(_trained_bytes(graph).values())
+    numbers = BLOCK * (1 + len(graph.trained))  # the sum of losses, and the count of steps of each parameter
     throughout = given if graph.micro_batches > 1 else ()
     curve = memory_curve(graph, throughout=throughout)
     return [

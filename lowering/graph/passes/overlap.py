@@ -60,9 +60,10 @@ def move(nodes: Sequence[fx.Node], before: fx.Node) -> None:
 
 
 def begin_of_backward(graph: StepGraph) -> fx.Node:
-    """Return the first node of backward."""
+    """Return the first node of backward; the output, where a stage has none."""
     nodes: list[fx.Node] = list(graph.graph.nodes)
-    return next(node for node in nodes if (place := place_of(node)) is not None and place.phase == "backward")
+    of_backward = (node for node in nodes if (place := place_of(node)) is not None and place.phase == "backward")
+    return next(of_backward, graph.graph.output_node())
 
 
 def gathers_of(graph: StepGraph) -> tuple[list[Collective], list[Collective]]:

@@ -47,8 +47,8 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
 
     Args:
         graph: with shards, buffers, the stage's input, the positions of tokens where there are any, and the gradient of
-            the output as inputs; and the output, the gradients of the shards, and that of the stage's input where it
-            needs one as results.
+            the output as inputs; and the output, the gradients of the shards of trained parameters, and that of the
+            stage's input where it needs one as results.
     """
     nodes: list[fx.Node] = [node for node in graph.graph.nodes if node.op not in ("placeholder", "output")]
     inputs: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
@@ -56,7 +56,7 @@ def split_actions(graph: StepGraph) -> ActionGraphs:
     begin = count + len(list(graph.model.buffers()))
     shards, buffers, (*arrived, gradient) = inputs[:count], inputs[count:begin], inputs[begin:]
     output, *gradients = graph.outputs()
-    of_shards, of_arrived = gradients[:count], gradients[count:]
+    of_shards, of_arrived = gradients[: len(graph.trained)], gradients[len(graph.trained) :]
 
     gathered = _gathered(nodes, shards)
     resharded = _resharded(graph, gathered)

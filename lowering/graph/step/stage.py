@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.lowering.graph.step.sharding import padded_shard
 from legoai.lowering.graph.step.split import actions_of
-from legoai.lowering.graph.step.step_graph import Runner, StepGraph, add_gradient
+from legoai.lowering.graph.step.step_graph import Runner, StepGraph, add_gradients
 
 
 class GraphStage(PipelineStage):
@@ -65,7 +65,7 @@ class StageModule(nn.Module):
         self._kept: list[torch.Tensor] | None = None
         self._sums: list[torch.Tensor] = []
         self._left: list[torch.Tensor] = []
-        self._gives = len(graph.outputs()) - 1 - len(graph.parameters)
+        self._gives = len(graph.outputs()) - 1 - len(graph.trained)
 
     def forward(self, arrived: torch.Tensor, **placed: torch.Tensor) -> torch.Tensor:
         """Return the next stage's input, or the logits.
@@ -152,8 +152,7 @@ class StageModule(nn.Module):
         given, self._sums = self._sums, []
         if not given:
             return
-        for parameter, gradient in zip(self.parameters(), self._run(self.graphs.reduction, given), strict=True):
-            add_gradient(parameter, gradient)
+        add_gradients(self, self._run(self.graphs.reduction, given))
 
     def _shards(self) -> list[torch.Tensor]:
         return [padded_shard(parameter) for parameter in self.parameters() if isinstance(parameter, DTensor)]

@@ -97,8 +97,9 @@ class StepGraph:
     Attributes:
         model: whose parameters and buffers it reads, and whose gradients it computes.
         module: Inputs: the shards of the parameters, the buffers, the inputs, the positions of their tokens where there
-            are any, and the targets. Results: the loss and the gradients of the shards.
+            are any, and the targets. Results: the loss and the gradients of the shards of trained parameters.
         parameters: the names of the parameters in the order of the inputs.
+        trained: the names of those that have gradients, in the order of the results; the others are frozen.
         units: whose parameters are gathered together.
         micro_batches: of a step.
         reading: the modules whose shapes depend on values, such as those of experts on the rows that arrive.
@@ -129,6 +130,8 @@ class StepGraph:
         self.model = model
         self.module = module
         self.parameters = parameters
+        named = zip(parameters, model.parameters(), strict=True)
+        self.trained = tuple(name for name, parameter in named if parameter.requires_grad)
         self.units = units
         self.micro_batches = micro_batches
         self.reading = reading
@@ -159,14 +162,14 @@ class StepGraph:
         return dict(zip(self.parameters, self.graph.find_nodes(op="placeholder"), strict=False))
 
     def gradients(self) -> dict[str, fx.Node]:
-        """Return the nodes of the gradients of the shards by the parameters' names."""
-        nodes = self.outputs()[1 : 1 + len(self.parameters)]
-        return dict(zip(self.parameters, nodes, strict=True))
+        """Return the nodes of the gradients of the shards by the names of the trained parameters."""
+        nodes = self.outputs()[1 : 1 + len(self.trained)]
+        return dict(zip(self.trained, nodes, strict=True))
 
     def set_gradient(self, parameter: str, node: fx.Node) -> None:
         """Replace the node of a parameter's gradient."""
         outputs = self.outputs()
-        outputs[1 + self.parameters.index(parameter)] = node
+        outputs[1 + self.trained.index(parameter)] = node
         self.graph.output_node().args = (outputs,)
 
     def keep(self, given: Sequence[fx.Node], erased: Container[fx.Node]) -> None:
@@ -257,10 +260,10 @@ class StepGraph:
             loss, *values = self._runner(self.module).run(*given)
         else:
             loss, *values = self._runner(self.later).run(*given, *self._kept)
-        if len(values) > len(parameters):
-            self._kept = values[len(parameters) :]
-        for parameter, gradient in zip(parameters, values, strict=False):
-            add_gradient(parameter, gradient)
+        gradients, kept = values[: len(self.trained)], values[len(self.trained) :]
+        if kept:
+            self._kept = kept
+        add_gradients(self.model, gradients)
         assert isinstance(loss, torch.Tensor)
         return loss
 
@@ -295,7 +298,14 @@ class Runner(fx.Interpreter):
         return region.run(given)
 
 
-def add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+def add_gradients(model: nn.Module, gradients: Sequence[torch.Tensor]) -> None:
+    """Add the gradients of shards to those of a model's trained parameters, in the model's order."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter, gradient in zip(trained, gradients, strict=True):
+        _add_gradient(parameter, gradient)
+
+
+def _add_gradient(parameter: nn.Parameter, gradient: torch.Tensor) -> None:
     """Add the gradient of a parameter's shard, which may be padded, to the existing one."""
     assert isinstance(parameter, DTensor)
     rows = parameter._local_tensor.shape[0]

@@ -56,7 +56,7 @@ def trace_step(
     def compute(leaves: list[DTensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
         *read, wanted = given
         value = loss(model(*read[: len(inputs)], **_named(read[len(inputs) :])), wanted)
-        gradients = torch.autograd.grad(value / micro_batches, leaves)
+        gradients = torch.autograd.grad(value / micro_batches, _trained(leaves))
         return [local_value(value), *map(local_part, gradients)]
 
     given = {
@@ -96,8 +96,8 @@ def trace_stage(
         assert tracing is not None, "a function that is traced"
         gradient_of.append(next(iter(reversed(tracing.tracer.graph.nodes))))
         specs.append(output._spec if isinstance(output, DTensor) else None)
-        wanted = [*leaves, *([arrived] if arrived.requires_grad else [])]
-        gradients = torch.autograd.grad(output, wanted, _like_output(gradient, output))
+        wanted = [*_trained(leaves), *([arrived] if arrived.requires_grad else [])]
+        gradients = torch.autograd.grad(output, wanted, _like_output(gradient, output)) if wanted else ()
         return [local_part(output), *map(local_part, gradients)]
 
     examples = {
@@ -118,6 +118,11 @@ def trace_stage(
     return graph
 
 
+def _trained(leaves: Sequence[DTensor]) -> list[DTensor]:
+    """Return the leaves that have a gradient: not those of frozen parameters, which nothing may reach."""
+    return [leaf for leaf in leaves if leaf.requires_grad]
+
+
 def _like_output(gradient: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
     """Return the gradient of an output from its local tensor."""
     if not isinstance(output, DTensor):
@@ -136,15 +141,15 @@ def _traced(
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
-    specs = [parameter._spec for parameter in names if isinstance(parameter, DTensor)]
+    laid = [(parameter._spec, parameter.requires_grad) for parameter in names if isinstance(parameter, DTensor)]
     padded = [padded_shard(parameter) for parameter in names if isinstance(parameter, DTensor)]
-    assert len(specs) == len(names), "all parameters are in shards"
+    assert len(laid) == len(names), "all parameters are in shards"
     buffers, units, places = dict(model.named_buffers()), units_of(model), Places(model)
 
     def step(shards: list[torch.Tensor], held: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor]:
         leaves = [
-            DTensor(shard, spec, requires_grad=True)  # type: ignore[no-untyped-call]
-            for shard, spec in zip(shards, specs, strict=True)
+            DTensor(shard, spec, requires_grad=trained)  # type: ignore[no-untyped-call]
+            for shard, (spec, trained) in zip(shards, laid, strict=True)
         ]
         substitutes: dict[str, torch.Tensor] = dict(zip(buffers, held, strict=True))
         for leaf, known in zip(leaves, names.values(), strict=True):

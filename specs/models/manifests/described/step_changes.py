@@ -35,7 +35,7 @@ def step_changes(model: nn.Module, inputs: tuple[Any, ...]) -> str | None:
             if states_of_generators() != before:
                 return "forward draws random numbers on the host, and each step of a graph would use the first ones"
             if first.without:
-                return f"no gradient reaches `{first.without[0]}`, and every parameter of a graph has one"
+                return f"no gradient reaches `{first.without[0]}`, and every trained parameter of a graph has one"
             if first.draws_again:
                 return "it recomputes modules that draw random numbers, which would draw others in a graph"
             left = _left_by(model)

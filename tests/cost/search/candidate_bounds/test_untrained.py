@@ -20,14 +20,14 @@ model python("support.frozen_models:{factory}", dim = 4096, depth = 4)
 cluster h100_sxm(hosts = 2, devices = 1, fabric = infiniband_ndr)
 batch (global = 4, micro = 1, seq_len = 16)
 mesh (dp_shard = 2)
-fsdp on dp_shard {{ layers.* = unit(reshard = {reshard}), spare = unit }}
+fsdp on dp_shard (backend = {backend}) {{ layers.* = unit(reshard = {reshard}), spare = unit }}
 optimizer adamw(lr = 1e-3)
 """
 
 
-def compared(factory: str, reshard: str) -> dict[str, tuple[float, float]]:
+def compared(factory: str, reshard: str, backend: str) -> dict[str, tuple[float, float]]:
     """Bounds, each with what is simulated."""
-    text = TEXT.format(factory=factory, reshard=reshard)
+    text = TEXT.format(factory=factory, reshard=reshard, backend=backend)
     if factory != "spare_layer":
         text = text.replace(", spare = unit", "")
     linted = lint(text, "test.plan", directory=Path())
@@ -45,7 +45,14 @@ def compared(factory: str, reshard: str) -> dict[str, tuple[float, float]]:
 
 
 @pytest.mark.parametrize("reshard", ["after_forward", "after_backward"])
-@pytest.mark.parametrize("factory", ["whole", "added_layers", "head_alone", "spare_layer"])
-def test_bounds_are_below_the_simulation(factory: str, reshard: str) -> None:
-    for what, (least, simulated) in in_the_simulator(compared, factory, reshard).items():
-        assert 0.0 < least <= simulated, what
+@pytest.mark.parametrize(
+    ("factory", "backend"),
+    [
+        *((factory, "eager") for factory in ("whole", "added_layers", "head_alone", "spare_layer")),
+        *((factory, "graph") for factory in ("added_layers", "head_alone")),
+    ],
+)
+def test_bounds_are_below_the_simulation(factory: str, backend: str, reshard: str) -> None:
+    for what, (least, simulated) in in_the_simulator(compared, factory, reshard, backend).items():
+        assert least <= simulated, what
+        assert least > 0.0 or (backend == "graph" and what in ("backward", "communication")), what  # of hooks

@@ -167,7 +167,8 @@ def test_a_profile_of_another_device_or_graph_is_stale(key: ProfileKey):
     weight = graph.placeholder("weight")
     weight.meta["val"] = value
     graph.output([weight])
-    step = StepGraph(nn.Module(), fx.GraphModule({}, graph), parameters=("weight",), units=())
+    model = nn.Linear(4, 1, bias=False)
+    step = StepGraph(model, fx.GraphModule({}, graph), parameters=("weight",), units=())
     here = replace(PROFILE, hardware=hardware_of(value.device), graph=digest_of_graph(step))
     for profile, problem in (
         (here, ""),
