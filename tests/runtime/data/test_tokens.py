@@ -127,6 +127,13 @@ def trimmed(folder: Path, *, end: int) -> Path:
     return folder
 
 
+def far_from_the_others(folder: Path, *, end: int) -> Path:
+    """As :func:`trimmed`, without the library, which lists each number that is left out when it saves."""
+    file = trimmed(folder, end=225) / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace(f'"{END}": 225', f'"{END}": {end}'), encoding="utf-8")
+    return folder
+
+
 @pytest.mark.parametrize(("end", "dtype"), [(225, np.uint16), (65_535, np.uint16), (65_536, np.uint32)])
 def test_ids_of_a_trimmed_vocabulary_have_gaps(end: int, dtype: type, tmp_path: Path):
     (tmp_path / "one.txt").write_text("one two three\n" * 100, encoding="utf-8")
@@ -143,7 +150,7 @@ def test_ids_of_a_trimmed_vocabulary_have_gaps(end: int, dtype: type, tmp_path: 
 
 def test_token_with_an_implausible_number_is_refused(tmp_path: Path):
     with pytest.raises(RunError, match=r"the token '<\|end_of_text\|>' .* has the number 4,294,967,290") as raised:
-        Tokenized(trimmed(tmp_path / "words", end=4_294_967_290))
+        Tokenized(far_from_the_others(tmp_path / "words", end=4_294_967_290))
     assert raised.value.code == RunErrorCode.TOKENIZER and "embedding" in raised.value.help
 
 
