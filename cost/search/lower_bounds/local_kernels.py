@@ -139,11 +139,11 @@ class LocalKernels:
 
     def _product(self, m: int, n: int, k: int, rate: str) -> float:
         """Least seconds of a product, which inductor may pad to dims of multiples of 8."""
-        rows, columns, inner = (-(-size // _PADDED) * _PADDED for size in (m, n, k))
-        exactly = self._exactly(m, n, k, rate)
-        return (
-            exactly if (rows, columns, inner) == (m, n, k) else min(exactly, self._exactly(rows, columns, inner, rate))
-        )
+        least = self._exactly(m, n, k, rate)
+        if m % _PADDED or n % _PADDED or k % _PADDED:
+            rows, columns, inner = (-(-size // _PADDED) * _PADDED for size in (m, n, k))
+            least = min(least, self._exactly(rows, columns, inner, rate))
+        return least
 
     def _exactly(self, m: int, n: int, k: int, rate: str) -> float:
         size = _BYTES[rate] * (m * k + k * n + m * n)
