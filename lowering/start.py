@@ -7,7 +7,7 @@ from pathlib import Path
 
 from legoai.lowering.emit.training.run import planned
 from legoai.lowering.program import Program
-from legoai.runtime.durable import remedy
+from legoai.runtime.durable import not_writable
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.lock import START, locked
@@ -81,11 +81,7 @@ def start(
             try:
                 replace_file(path, program.text)
             except OSError as error:
-                raise RunError(
-                    RunErrorCode.FOLDER_NOT_WRITABLE,
-                    f"{path} cannot be written: {error.strerror or error}",
-                    help=remedy(error, "choose another --out"),
-                ) from error
+                raise not_writable(f"{path} cannot be written", error, "choose another --out") from error
             check_metrics(options.out)
             begin(options)
         say(f"wrote {path}; starting it in {count} process{'' if count == 1 else 'es'}")

@@ -6,6 +6,8 @@ import errno
 import os
 from pathlib import Path
 
+from legoai.runtime.errors import RunError, RunErrorCode
+
 
 def sync(path: Path) -> None:
     """Flush a file, or a folder's directory entries, to disk."""
@@ -26,10 +28,20 @@ def is_too_large(error: OSError) -> bool:
     return error.errno == errno.EFBIG
 
 
-def remedy(error: OSError, otherwise: str) -> str:
-    """Return the help on a file that could not be written: what makes room for it, if that is wanting, or another."""
+def not_writable(what: str, error: OSError, otherwise: str) -> RunError:
+    """Return the error to report for a file that could not be written.
+
+    Args:
+        what: a clause on the file.
+        error: of the system, whose reason follows the clause.
+        otherwise: the help, beside what makes room for the file if that is wanting.
+    """
     room = "free space there" if is_full(error) else RAISE_LIMIT if is_too_large(error) else ""
-    return f"{room}, or {otherwise}" if room else otherwise
+    return RunError(
+        RunErrorCode.FOLDER_NOT_WRITABLE,
+        f"{what}: {error.strerror or error}",
+        help=f"{room}, or {otherwise}" if room else otherwise,
+    )
 
 
 RAISE_LIMIT = "raise the limit of a file's size (`ulimit -f`)"

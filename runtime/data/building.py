@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from legoai.runtime.durable import is_full, is_too_large, remedy
+from legoai.runtime.durable import is_full, is_too_large, not_writable
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.cache import user_cache
 
@@ -90,10 +90,10 @@ def writing(folder: Path) -> Iterator[None]:
         room = is_full(error) or is_too_large(error)
         if not (room if error.filename is None else _is_around(Path(str(error.filename)), folder)):
             raise
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            f"the tokens of the corpus cannot be written into the cache folder {folder}: {error.strerror or error}",
-            help=remedy(error, "set XDG_CACHE_HOME to the absolute path of another folder"),
+        raise not_writable(
+            f"the tokens of the corpus cannot be written into the cache folder {folder}",
+            error,
+            "set XDG_CACHE_HOME to the absolute path of another folder",
         ) from error
 
 

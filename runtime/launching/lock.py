@@ -11,7 +11,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from legoai.runtime.durable import remedy
+from legoai.runtime.durable import not_writable
 from legoai.runtime.errors import RunError, RunErrorCode
 
 RUN: Final = "run"
@@ -90,11 +90,7 @@ def acquire(folder: Path, lock: str = RUN) -> FileLock:
             help="wait for it or stop it, or choose another --out",
         ) from None
     except OSError as error:
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            f"--out {folder}: nothing can be written there: {error.strerror or error}",
-            help=remedy(error, "choose another --out"),
-        ) from error
+        raise not_writable(f"--out {folder}: nothing can be written there", error, "choose another --out") from error
     return held
 
 

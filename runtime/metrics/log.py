@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
-from legoai.runtime.durable import remedy
-from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.durable import not_writable
 from legoai.runtime.metrics.records import RecordFile, read_records
 from legoai.runtime.metrics.tensorboard import TensorBoard
 from legoai.specs.terminal import may_color
@@ -70,11 +69,7 @@ def check_metrics(folder: Path) -> None:
     try:
         RecordFile(path).close()
     except OSError as error:
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            f"{path} takes no records: {error.strerror or error}",
-            help=remedy(error, "remove it, or choose another --out"),
-        ) from error
+        raise not_writable(f"{path} takes no records", error, "remove it, or choose another --out") from error
 
 
 def is_validated(folder: Path, step: int) -> bool | None:

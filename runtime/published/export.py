@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_distribu
 from legoai.runtime.checkpoint.checkpoint import WEIGHTS, cause
 from legoai.runtime.checkpoint.damage import damaged
 from legoai.runtime.checkpoint.safe_metadata import SafeReader
-from legoai.runtime.durable import remedy, sync
+from legoai.runtime.durable import not_writable, sync
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.published.beside import Beside
 from legoai.runtime.published.folder import CONFIG, INDEX, SINGLE, check_installed
@@ -86,11 +86,7 @@ def export(
             _write_config(draft, {**fields, **ids}, source.common_dtype())
             draft.rename(folder)
     except OSError as error:
-        raise RunError(
-            RunErrorCode.FOLDER_NOT_WRITABLE,
-            f"{folder} cannot be written: {error.strerror or error}",
-            help=remedy(error, "name another folder"),
-        ) from error
+        raise not_writable(f"{folder} cannot be written", error, "name another folder") from error
     return exported
 
 
