@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.sources import read_base
 from legoai.dsl.frontend.syntax import Value
 from legoai.dsl.holes import all_open, open_holes, refusals, uses_of, value_of
 from legoai.dsl.lint import Announce, Linted, errors, manifest_of
@@ -62,7 +65,8 @@ class OpenPlan:
         self.resolution = linted.resolution
         self.directory = directory
         self._settings = settings
-        self._read = read
+        self._read_now = read or read_base
+        self._read = functools.cache(self._read_now)  # all candidates have the same bases, whoever edits one meanwhile
         self._unedited = linted.unedited
         found, self._open = all_open(linted.resolution, self._resolve)
         self._base = linted.analysis
@@ -157,13 +161,23 @@ class OpenPlan:
         """The plan with its holes open, in another folder, by which its relative file names are read then."""
         return self._resolve(self._open, directory=folder)
 
+    def question(self) -> str | None:
+        """The identity of what is asked, as the files that the plan is made of are now; None where they are no plan."""
+        found = self._resolve(self._open, read=self._read_now)
+        return None if found.plan is None else solved_digest(found)
+
     def _resolve(
-        self, answers: Mapping[Span, Value | None], kept: Kept | None = None, *, directory: Path | None = None
+        self,
+        answers: Mapping[Span, Value | None],
+        kept: Kept | None = None,
+        *,
+        directory: Path | None = None,
+        read: Reads | None = None,
     ) -> Resolution:
         file = self.resolution.file
         return resolve(
             file.text, file.name, directory=directory or self.directory, settings=self._settings,
-            variant=self.resolution.variant, read=self._read, answers=answers, kept=kept,
+            variant=self.resolution.variant, read=read or self._read, answers=answers, kept=kept,
         )  # fmt: skip
 
     def rules_of(self, index: int) -> tuple[PathRule[Any], ...]:

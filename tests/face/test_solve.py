@@ -328,30 +328,6 @@ def test_limit_that_standard_layouts_meet_is_met(capsys: pytest.CaptureFixture[s
     assert called(capsys, "lint", "limited.plan")[0] == 0
 
 
-def test_plan_that_is_edited_during_the_search_is_left_as_it_is(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    plan, beside = Path("edited.plan"), Path("edited.solved.plan")
-    plan.write_text(OPEN, encoding="utf-8")
-    edited = f"{OPEN}clip (norm = 1.0)\n"
-
-    def while_somebody_edits(*arguments: Any) -> Any:
-        found = search(*arguments)
-        plan.write_text(edited, encoding="utf-8")
-        return found
-
-    search = solve_command._solved
-    monkeypatch.setattr(solve_command, "_solved", while_somebody_edits)
-    status, _, err = called(capsys, "solve", "edited.plan", "--in-place")
-    assert status == 1
-    assert plan.read_text(encoding="utf-8") == edited
-    assert "auto in [none, full] -> none" in beside.read_text(encoding="utf-8")
-    assert err.splitlines()[-2:] == [
-        "wrote edited.solved.plan",
-        "legoai: edited.plan was changed while it was solved, and is left as it is",
-    ]
-
-
 BASE = OPEN.replace("plan small", "plan base").replace("auto in [2, 4]", "2").replace("auto in [none, full] -> ", "")
 CHILD = 'plan child\nextends "base.plan"\ncheckpoint { layers.* = auto in [none, full] }\n'
 FACTORY = OPEN.replace('llama3("tiny", n_layers = 1)', 'python("factory_beside:build")').replace("layers.", "blocks.")

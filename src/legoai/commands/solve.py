@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -143,18 +144,31 @@ def run(arguments: Namespace) -> int:
         return 1
     if arguments.output is not None:
         _check_place(opened, source, arguments)
+    question = opened.question()
     solution, estimate = _solved(opened, arguments)
     if solution.diagnostics:
         show(solution.diagnostics, linted.files, stream=sys.stderr)
     _print(solution, estimate, arguments)
     if solution.best is None:
         return _unsolved(solution, source.name)
-    record = not settings and arguments.variant is None
+    is_same = opened.question() == question
+    record = not settings and arguments.variant is None and is_same
     text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
+    if arguments.in_place and is_same and _is_as_read(source):
+        assert source.rewritable is not None
+        write(source.rewritable, source.content(text))
+        return 0
     if arguments.in_place:
-        return _write_in_place(source, text)
+        _write_beside(source, text, arguments, what="" if is_same else " or a file that it is made of")
+        return 1
     if arguments.output is not None:
         write(arguments.output, text)
+        if not is_same:
+            announce(
+                f"a file that {source.name} is made of was changed while it was solved: the answers are those to the "
+                "earlier question, and no line records them as solved"
+            )
+            return 1
     return 0
 
 
@@ -181,22 +195,29 @@ def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None
         )
 
 
-def _write_in_place(source: Source, text: str) -> int:
-    """Write the solution into the plan's file; beside it, with status 1, where the file was changed meanwhile."""
+def _is_as_read(source: Source) -> bool:
+    """Whether the plan's file still has the text that was solved."""
+    try:
+        return read_source(str(source.rewritable)).text == source.text
+    except UnreadableError:
+        return False
+
+
+def _write_beside(source: Source, text: str, arguments: Namespace, *, what: str) -> None:
+    """Write the solution of a plan that was changed meanwhile: into a new file, or else to standard output."""
     path = source.rewritable
     assert path is not None
-    try:
-        is_changed = read_source(str(path)).text != source.text
-    except UnreadableError:
-        is_changed = True
-    text = source.content(text)
-    if not is_changed:
-        write(path, text)
-        return 0
-    beside = path.with_name(f"{path.stem}.solved{path.suffix}")
-    write(beside, text)
-    announce(f"{source.name} was changed while it was solved, and is left as it is")
-    return 1
+    announce(f"{source.name}{what} was changed while it was solved, and is left as it is")
+    names = (f"{path.stem}.solved{number}{path.suffix}" for number in ("", *(f".{count}" for count in range(2, 100))))
+    free = next((beside for name in names if not os.path.lexists(beside := path.with_name(name))), None)
+    if free is not None:
+        with contextlib.suppress(WrongUsage):
+            write(free, source.content(text))
+            return
+    if arguments.json:  # which lists the answers
+        announce("the solved text is not written: there is no place beside the plan")
+    else:
+        write(STANDARD_OUTPUT, text)
 
 
 def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str, object] | None]:
