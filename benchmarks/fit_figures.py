@@ -197,11 +197,15 @@ GB200_FLASH2 = 373.9 / 2500
 
 AZURE_SOURCE = {"what": "memory bandwidth, large products, host link", "from": AZURE, "dated": "2024-2025"}
 XLA_SOURCE = {"what": "matrix products", "from": XLA, "dated": "2026-08", "torch": None}
+GROUPED_PRODUCTS = (
+    "benchmarks/results/grouped_products.json: published in issues of PyTorch, torchao, Transformer Engine"
+)
 H100_SOURCES = [
     XLA_SOURCE,
     {"what": "fp8 products of training shapes, on an H800 of the same processor", "dated": "2025",
      "from": "kernels_gemm_attention.csv: https://github.com/deepseek-ai/DeepGEMM, history of README.md"},
     {"what": "attention", "from": FLASH, "dated": "2023-2024"},
+    {"what": "products by groups", "from": GROUPED_PRODUCTS, "dated": "2025"},
     AZURE_SOURCE,
 ]  # fmt: skip
 A100_SOURCES = [
@@ -217,6 +221,7 @@ H100_96_SOURCES = [
 B200_SOURCES = [
     XLA_SOURCE,
     {"what": "products and attention of training shapes", "from": SIMUMAX, "dated": "2025"},
+    {"what": "products by groups of torch", "from": GROUPED_PRODUCTS, "dated": "2025"},
     AZURE_SOURCE,
 ]
 

@@ -50,10 +50,10 @@ def read(directory: Path, name: str) -> list[dict[str, str]]:
     return [row for row in rows if not re.search("SUSPECT|DUPLICATE", row.get("notes") or "")]
 
 
-def product(batch: int, m: int, n: int, k: int, rate: str, *, out: int | None = None, grouped: bool = False) -> Product:
+def product(batch: int, m: int, n: int, k: int, rate: str, *, out: int | None = None, group: int = 0) -> Product:
     size = BYTES[rate]
     moved = batch * (size * (m * k + k * n) + (out or max(2, size)) * m * n)
-    return Product(batch=batch, m=m, n=n, k=k, rate=rate, bytes=moved, grouped=grouped)
+    return Product(batch=batch, m=m, n=n, k=k, rate=rate, bytes=moved, group=group)
 
 
 def xla_products(directory: Path, device_key: str) -> dict[str, list[Row]]:
@@ -79,8 +79,9 @@ def simumax_products(directory: Path, gpu: str) -> list[Row]:
         else:
             sizes = dict(re.findall(r"(\w+)=(\w+)", row["shape"]))
             groups, m, n, k = (int(sizes[name]) for name in ("ng", "M", "N", "K"))
+            group = m
             m, n, k = {"fwd": (m, n, k), "bwd_grad_act": (m, k, n), "bwd_grad_w": (n, k, m)}[sizes["stage"]]
-            work = product(groups, m, n, k, "bf16", grouped=True)
+            work = product(groups, m, n, k, "bf16", group=group)
         rows.append(Row(row["id"], work, work.flops / (float(row["tflops"]) * 1e12)))
     return rows
 
@@ -92,7 +93,7 @@ def measured_products(directory: Path, gpu: str, impl: str, rate: str) -> list[R
             continue
         groups = re.search(r"groups=(\d+)", row["extra"] or "")
         batch = int(groups[1]) if groups else 1
-        work = product(batch, int(row["m"]), int(row["n"]), int(row["k"]), rate, grouped=groups is not None)
+        work = product(batch, int(row["m"]), int(row["n"]), int(row["k"]), rate, group=int(row["m"]) if groups else 0)
         rows.append(Row(row["id"], work, work.flops / (float(row["tflops"]) * 1e12)))
     return rows
 
@@ -162,11 +163,11 @@ def product_model(rows: Sequence[Row], target: Device, rate: str) -> dict[str, A
     return {"curve": curve, "forest": grow(points, ratios, PRODUCT_FEATURES), "table": product_table(rows, formula)}
 
 
-def product_table(rows: Sequence[Row], formula: ProductCurve) -> dict[str, Any]:
+def product_table(rows: Sequence[Row], formula: ProductCurve, *, grouped: bool = False) -> dict[str, Any]:
     """Measured shapes, each once, with the median of its ratios."""
     ratios: dict[tuple[float, ...], list[float]] = {}
     for row in rows:
-        if not row.work.grouped:
+        if row.work.grouped == grouped:
             point = tuple(round(math.log2(v), 4) for v in (row.work.batch, row.work.m, row.work.n, row.work.k))
             ratios.setdefault(point, []).append(math.log(row.seconds / formula.seconds(row.work)))
     points = sorted(ratios)

@@ -59,6 +59,7 @@ from fit_gpu import (
     power_limited,
     shares,
 )
+from fit_grouped import of_b200, of_hopper
 from fit_kernels import (
     Document,
     Row,
@@ -80,7 +81,7 @@ from fit_network import carry, fit_fabrics, fit_links
 from fit_unaligned import constants as unaligned_constants
 
 from legoai.cost.kernels.kinds import Attention
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.machine.kernel_time import GROUPED, seconds_of
 from legoai.cost.profiles import from_document, write_document
 from legoai.specs.cluster import Device, device
 
@@ -235,6 +236,7 @@ def h100(directory: Path) -> Document:
     add_slower_attention(document)
     same_rate(document, "bf16", "fp16", "the rate of bf16, which the tensor cores share")
     plain_rates(document, target)
+    document["products"][f"bf16{GROUPED}"] = of_hopper(document["products"]["bf16"]["curve"])
     return document
 
 
@@ -250,10 +252,11 @@ def rescaled(document: Document, target: Device, *, attention: float, moved: Doc
         if "like" in model:
             continue
         curve = model["curve"]
-        curve["peak"] = target.peak(rate)
+        curve["peak"] = target.peak(rate.removesuffix(GROUPED))
         curve["bandwidth"] = target.figure("memory.bandwidth_bytes_per_second")
         if power != 1.0:
-            share, source = SUSTAINED.get((target.name, rate), (power * curve["efficiency"], ""))
+            own = target.name, rate.removesuffix(GROUPED)
+            share, source = SUSTAINED.get(own, (power * curve["efficiency"], ""))
             curve["sustained"], model["sustained_source"] = share, source or f"{power:.3f} of a short run, as for bf16"
     for model in result["attention"].values():
         model["derived"] = _joined(model, reason)
@@ -349,7 +352,9 @@ def b200(directory: Path) -> Document:
     )
     add_links(document, directory, "b200")
     rows = xla_products(directory, "sm_100_B200")
-    add_products(document, target, "bf16", rows["bf16"] + simumax_products(directory, "B200"))
+    of_training = simumax_products(directory, "B200")
+    add_products(document, target, "bf16", rows["bf16"] + of_training)
+    document["products"][f"bf16{GROUPED}"] = of_b200(document["products"]["bf16"]["curve"], of_training)
     add_products(document, target, "tf32", rows["tf32"])
     add_products(document, target, "fp8", rows["fp8"])
     document["products"]["mxfp8"] = {

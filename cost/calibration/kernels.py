@@ -27,6 +27,7 @@ CPU_FLOPS: Final = 2.0**33
 GPU_PRODUCT_SIZES: Final = (256, 1024, 4096, 8192)
 SEQUENCES: Final = (128, 512, 2048)
 HELD_OUT: Final = 5
+_GROUPS: Final = 8
 
 
 def _tensor(shape: Sequence[int], rate: str, device: str) -> torch.Tensor:
@@ -127,6 +128,33 @@ def unaligned_products(timer: Timer, curve: Mapping[str, Any], seconds: float, s
         source = f"measured here: a product of {size} by {k} with {k} by {n}"
         found[name] = {"value": work / max(time - curve["floor"], time / 2), "source": source}
     return found
+
+
+def products_by_groups(timer: Timer, curve: Mapping[str, Any], seconds: float, size: int) -> dict[str, Any]:
+    """Return a profile's model of bf16 products by groups, as of experts, from groups of many and of few rows.
+
+    Args:
+        timer: of the device, which has a kernel for such products.
+        curve: of single products of half precision.
+        seconds: to take, about.
+        size: of the products' other dims, and rows of a large group; the small ones have a 16th.
+    """
+    formula, seen = ProductCurve.read(curve), []
+    for rows in (size // 16, size):
+        x, weight = _tensor((_GROUPS * rows, size), "bf16", timer.device), _tensor((size, size), "bf16", timer.device)
+        ends = torch.arange(rows, _GROUPS * rows + 1, rows, dtype=torch.int32, device=timer.device)
+        weights = weight.expand(_GROUPS, size, size).clone()
+        time = timer.seconds(partial(torch.ops.aten._grouped_mm, x, weights, ends), seconds / 2)
+        work = Product(batch=_GROUPS, m=rows, n=size, k=size, rate="bf16", bytes=0, group=rows)
+        at_peak = work.flops * formula.waste(work) / formula.peak
+        seen.append((1.0 / rows, max(time - formula.floor, time / 2) / at_peak))
+    (few, slow), (many, fast) = seen
+    more = max(0.0, (slow - fast) / (few - many))  # of 1 / efficiency, for each 1 / rows
+    best = max(fast - more * many, fast / 2)
+    return {
+        "curve": {**curve, "efficiency": 1.0 / best, "sustained": None, "more_of_group": more / best},
+        "derived": "",
+    }
 
 
 _LAYOUTS: Final = ((False, True), (False, False), (True, False))

@@ -12,14 +12,23 @@ import torch.distributed as dist
 
 from legoai.cost.calibration.calls import call_constants
 from legoai.cost.calibration.host import GAP_SOURCE, gap_seconds, issue_constants
-from legoai.cost.calibration.kernels import attention_model, attention_rows, matrix_products, unaligned_products
+from legoai.cost.calibration.kernels import (
+    attention_model,
+    attention_rows,
+    matrix_products,
+    products_by_groups,
+    unaligned_products,
+)
 from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
+from legoai.cost.machine.kernel_time import GROUPED
+from legoai.cost.simulated.grouped_products import has_kernel_of_capability
 from legoai.runtime.device import processor_name
 
-UNALIGNED_SIZE: Final = 4096
-"""Size of the products whose rows are not aligned: large enough for their start and end not to matter."""
+SIZE: Final = 4096
+"""Size of products whose rows are not aligned, and of those by groups: large enough for their start and end not to
+matter."""
 SHARE_OF_CALLS: Final = 0.25
 """Share of the time of a calibration in which the host's calls are measured."""
 
@@ -88,7 +97,7 @@ def calibrate(
     else:
         constants = issue_constants(device)
         constants["kernel_gap_seconds"] = {"value": 0.0, "source": "part of every time that was measured here"}
-        constants |= unaligned_products(timer, products["bf16"]["curve"], share / 4, UNALIGNED_SIZE)
+        constants |= unaligned_products(timer, products["bf16"]["curve"], share / 8, SIZE)
         products["fp16"] = {"like": "bf16", "derived": "the rate of bf16, which the tensor cores share"}
     constants |= dict(calls)
     for key in list(attentions):
@@ -97,6 +106,8 @@ def calibrate(
             attentions.setdefault(
                 " ".join([*kind, other]), {"like": key, "derived": f"the seconds of {rate}; not measured"}
             )
+    if device == "cuda" and has_kernel_of_capability(f"{torch.cuda.get_device_capability()[0]}"):
+        products[f"bf16{GROUPED}"] = products_by_groups(timer, products["bf16"]["curve"], share / 8, SIZE)
     return {
         "format": 1,
         "device": name,

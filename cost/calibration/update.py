@@ -20,7 +20,7 @@ from legoai.cost.calibration.correction import FEWEST, Correction, Trial, Typica
 from legoai.cost.calibration.observed.kernels import KernelTimes
 from legoai.cost.kernels.kinds import Attention, Movement, Product
 from legoai.cost.kernels.table import Table
-from legoai.cost.machine.kernel_time import seconds_of
+from legoai.cost.machine.kernel_time import products_of, seconds_of
 from legoai.cost.profiles import AttentionModel, ProductModel, Profile, from_document, movement_of
 from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.records import CALLS
@@ -69,15 +69,15 @@ def update_kernels(document: Document, base: Profile, found: KernelTimes, *, on_
     for work, times in found.seconds.items():
         match work:
             case Product():
-                products[work.rate][work] = times
+                products[products_of(work, base)][work] = times
             case Attention():
                 direction = "backward" if work.backward else "forward"
                 attention[f"{work.implementation} {direction} {work.rate}"][work] = times
             case Movement() if work.bytes > 0:
                 movement[work.name][work] = times
     parts: list[Part] = []
-    for rate, works in sorted(products.items()):
-        parts += _update_model(document["products"], rate, f"products {rate}", works, base, _product_point, typical)
+    for key, works in sorted(products.items()):
+        parts += _update_model(document["products"], key, f"products {key}", works, base, _product_point, typical)
     for key, of_kind in sorted(attention.items()):
         parts += _update_model(document["attention"], key, f"attention {key}", of_kind, base, _attention_point, typical)
     for name, moved in sorted(movement.items()):
@@ -211,15 +211,15 @@ def _sizes_of(work: Product | Attention) -> tuple[int, ...]:
 
 def _own_model(models: Document, key: str, base: Profile) -> tuple[Document, Callable[[Any], float]] | None:
     """Return a copy of the base's model for ``key``, and its formula."""
-    source = models.get(key)
-    if source is None and " " in key:
+    source, is_attention = models.get(key), len(key.split()) == 3
+    if source is None and is_attention:
         source = models.get(" ".join(["flash2", *key.split()[1:]]))  # as the base falls back
     if source is not None and "like" in source:
         source = {**models[source["like"]], "derived": source["derived"]}
         source.pop("observed", None)
     if source is None:
         return None
-    if " " in key:
+    if is_attention:
         implementation, direction, rate = key.split()
         found: ProductModel | AttentionModel | None = base.attention.get((implementation, direction, rate))
         found = found or base.attention.get(("flash2", direction, rate))

@@ -29,9 +29,10 @@ ALIGNED: Final = 16
 class Product:
     """``batch`` products of an ``m`` by ``k`` with a ``k`` by ``n`` matrix.
 
-    ``rate`` names the peak rate of the catalogue that applies (``bf16``, ``tf32``, ``fp8``, …); ``grouped`` marks a
-    product whose batch is a group of experts, ``m`` being the mean of its rows. The rows of its operands and of its
-    result begin at multiples of ``operands_aligned`` and ``result_aligned`` bytes, 16 standing for more too.
+    ``rate`` names the peak rate of the catalogue that applies (``bf16``, ``tf32``, ``fp8``, …). Of a product by groups,
+    such as experts, ``batch`` is their number, and ``group`` the mean of the lengths in which they differ: of ``m``,
+    ``n`` or ``k``; it is 0 of others. The rows of its operands and of its result begin at multiples of
+    ``operands_aligned`` and ``result_aligned`` bytes, 16 standing for more too.
     """
 
     batch: int
@@ -40,9 +41,14 @@ class Product:
     k: int
     rate: str
     bytes: int
-    grouped: bool = False
+    group: int = 0
     operands_aligned: int = ALIGNED
     result_aligned: int = ALIGNED
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it is one of several groups, whose lengths differ."""
+        return self.group > 0
 
     @property
     def flops(self) -> float:

@@ -34,6 +34,7 @@ class ProductCurve:
         processors: multiprocessors, or the cores of a cpu.
         tiles: rows, columns and relative rate of each size of tile.
         split: elements of `k` below which a sum is not split.
+        more_of_group: elements by which each group of a product by groups is longer in effect.
     """
 
     peak: float
@@ -44,6 +45,7 @@ class ProductCurve:
     processors: int
     tiles: tuple[tuple[int, int, float], ...]
     split: int
+    more_of_group: float = 0.0
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> ProductCurve:
@@ -53,7 +55,8 @@ class ProductCurve:
             KeyError: a field is missing.
             ValueError: a rate is not positive.
         """
-        fields = {name: document[name] for name in cls.__slots__}
+        fields = {name: document[name] for name in cls.__slots__ if name != "more_of_group"}
+        fields["more_of_group"] = document.get("more_of_group", 0.0)
         fields["tiles"] = tuple((int(rows), int(columns), float(rate)) for rows, columns, rate in fields["tiles"])
         curve = cls(**fields)
         if min(curve.peak, curve.bandwidth, curve.efficiency, curve.processors) <= 0 or not curve.tiles:
@@ -80,7 +83,8 @@ class ProductCurve:
 
     def waste(self, product: Product) -> float:
         """Operations of the best tile, padding and idle processors included, over those of the product."""
-        return min(self._waste(product, *tile) for tile in self.tiles)
+        longer = 1.0 + self.more_of_group / product.group if product.grouped else 1.0
+        return longer * min(self._waste(product, *tile) for tile in self.tiles)
 
     def _waste(self, product: Product, rows: int, columns: int, rate: float) -> float:
         down, across = math.ceil(product.m / rows), math.ceil(product.n / columns)

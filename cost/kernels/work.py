@@ -163,7 +163,7 @@ def _product(kernel: Kernel, name: str) -> Product | None:
     total = kernel.bytes_read + kernel.bytes_written
     out = kernel.outputs[0].shape if kernel.outputs else ()
     if name in ("_grouped_mm", "_scaled_grouped_mm"):
-        return _grouped(left.shape, right.shape, rate, total)
+        return _grouped(left.shape, right.shape, out, rate, total)
     if name == "linear":
         n, k = right.shape[0], left.shape[-1]
         return Product(batch=1, m=math.prod(left.shape[:-1]), n=n, k=k, rate=rate, bytes=total)
@@ -180,22 +180,20 @@ def _product(kernel: Kernel, name: str) -> Product | None:
     )  # fmt: skip
 
 
-def _grouped(left: tuple[int, ...], right: tuple[int, ...], rate: str, total: int) -> Product:
+def _grouped(left: tuple[int, ...], right: tuple[int, ...], out: tuple[int, ...], rate: str, total: int) -> Product:
     """Of `torch._grouped_mm`: two or three dims on each side; the groups are the third, or a ragged one's pieces."""
     if len(left) == 3 and len(right) == 3:
-        return Product(batch=left[0], m=left[1], n=right[2], k=left[2], rate=rate, bytes=total, grouped=True)
+        return Product(batch=left[0], m=left[1], n=right[2], k=left[2], rate=rate, bytes=total, group=max(1, left[1]))
     if len(left) == 2 and len(right) == 3:
-        groups = right[0]
-        return Product(
-            batch=groups, m=max(1, left[0] // groups), n=right[2], k=left[1], rate=rate, bytes=total, grouped=True
-        )
+        groups, rows = right[0], max(1, left[0] // right[0])
+        return Product(batch=groups, m=rows, n=right[2], k=left[1], rate=rate, bytes=total, group=rows)
     if len(left) == 3:
-        groups = left[0]
-        return Product(
-            batch=groups, m=left[1], n=max(1, right[1] // groups), k=left[2], rate=rate, bytes=total, grouped=True
-        )
-    # Both ragged along k: the gradients of the experts' weights, one product of all rows for each.
-    return Product(batch=1, m=left[0], n=right[1], k=left[1], rate=rate, bytes=total, grouped=True)
+        groups, rows = left[0], max(1, right[1] // left[0])
+        return Product(batch=groups, m=left[1], n=rows, k=left[2], rate=rate, bytes=total, group=rows)
+    # Both ragged along k: the gradients of the experts' weights, of which each sums over its own rows.
+    groups = out[0] if len(out) == 3 else 1
+    rows = max(1, left[1] // groups)
+    return Product(batch=groups, m=left[0], n=right[1], k=rows, rate=rate, bytes=total, group=rows)
 
 
 def _implementation(name: str) -> str:

@@ -17,6 +17,9 @@ MEASURED: Final = "measured table"
 LEARNED: Final = "learned"
 ROOFLINE: Final = "roofline"
 
+GROUPED: Final = " grouped"
+"""End of the name of a model of products by groups, as of `torch._grouped_mm`: the kernels are others."""
+
 _NARROW: Final = "_flops_per_second"
 
 Answer: TypeAlias = tuple[float, str]
@@ -72,7 +75,7 @@ def _consecutive(work: Consecutive, profile: Profile) -> Answer:
 
 
 def _product(product: Product, profile: Profile) -> Answer:
-    model = profile.products.get(product.rate)
+    model = profile.products.get(products_of(product, profile))
     if model is None:
         raise NoModelError(
             f"the profile of {profile.name} has no rate for matrix products of {product.rate} "
@@ -86,6 +89,12 @@ def _product(product: Product, profile: Profile) -> Answer:
         lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
         least=_by_narrow_loads(product, model.curve, profile),
     )
+
+
+def products_of(product: Product, profile: Profile) -> str:
+    """The name of a profile's model of products like one: its rate, or of products by groups their own."""
+    name = f"{product.rate}{GROUPED}"
+    return name if product.grouped and name in profile.products else product.rate
 
 
 def _by_narrow_loads(product: Product, curve: ProductCurve, profile: Profile) -> Answer:

@@ -44,6 +44,7 @@ class _ProductCurve(_Section):
     split: Count
     tiles: Annotated[list[tuple[Count, Count, Positive]], Field(min_length=1)]
     sustained: Positive | None
+    more_of_group: Seconds = 0.0
 
 
 class _AttentionCurve(_Section):

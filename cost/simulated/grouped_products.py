@@ -36,7 +36,12 @@ def has_grouped_kernel(kind: str, gpu: Device | None) -> bool:
     if kind != "cuda":
         return False
     capability = gpu.compute_capability if gpu is not None else None
-    return capability is None or capability.partition(".")[0] in _CAPABILITIES
+    return capability is None or has_kernel_of_capability(capability)
+
+
+def has_kernel_of_capability(capability: str) -> bool:
+    """Whether GPUs of a compute capability, such as `9.0`, have a kernel of grouped products."""
+    return capability.partition(".")[0] in _CAPABILITIES
 
 
 def is_by_group(func: OpOverload, args: Sequence[Any], *, kernel: bool) -> bool:

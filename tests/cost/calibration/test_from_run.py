@@ -393,7 +393,7 @@ def test_command_prints_each_part_and_refuses_wrong_arguments(
     assert "error of h100_sxm" in lines[0]
     (line,) = [line for line in lines if line.startswith("products bf16,")]
     assert line.split()[4:6] == ["5", "5"] and "scaled: " in line
-    assert any(line.startswith("untouched, as in h100_sxm: products fp16") for line in lines)
+    assert any(line.startswith("untouched, as in h100_sxm: products bf16 grouped, fp16") for line in lines)
     assert any(line.startswith("warning: the traces are of NVIDIA A100") for line in lines)
     assert lines[-1] == "wrote ours.toml and ours.json.gz"
     for arguments, said in (

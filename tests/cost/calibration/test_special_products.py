@@ -1,11 +1,13 @@
-"""Measured rates of products whose rows are not aligned."""
+"""Measured rates of products whose rows are not aligned, and of products by groups."""
 
 from __future__ import annotations
 
 import pytest
 
-from legoai.cost.calibration.kernels import unaligned_products
+from legoai.cost.calibration.kernels import products_by_groups, unaligned_products
 from legoai.cost.calibration.timing import Timer
+from legoai.cost.kernels.kinds import Product
+from legoai.cost.kernels.roofline import ProductCurve
 from legoai.cost.machine.kernel_time import knows_narrow_rates
 from legoai.cost.profiles import profile
 
@@ -34,3 +36,25 @@ def test_time_without_the_floor_is_the_rates() -> None:
     found = unaligned_products(Fixed(device="cpu"), CURVE, 0.04, 64)
     # 80 columns in tiles of 16 for 65, and an inner dim of 64.
     assert found["result_aligned_to_2_flops_per_second"]["value"] == pytest.approx(2 * 64 * 80 * 64 / 2e-7)
+
+
+def test_model_of_groups_gives_the_times_from_which_it_is_made() -> None:
+    class OfCurve(Timer):
+        def seconds(self, run, budget: float) -> float:  # type: ignore[override]
+            rows = run().shape[0] // 8
+            return known.seconds(Product(batch=8, m=rows, n=64, k=64, rate="bf16", bytes=0, group=rows))
+
+    known = ProductCurve.read({**CURVE, "efficiency": 0.6, "more_of_group": 20.0})
+    found = products_by_groups(OfCurve(device="cpu"), CURVE, 0.04, 64)["curve"]
+    assert found["efficiency"] == pytest.approx(0.6)
+    assert found["more_of_group"] == pytest.approx(20.0)
+
+
+def test_groups_that_take_no_longer_are_not_longer() -> None:
+    class Fixed(Timer):
+        def seconds(self, run, budget: float) -> float:  # type: ignore[override]
+            return 1e-3 * run().shape[0]
+
+    found = products_by_groups(Fixed(device="cpu"), CURVE, 0.04, 64)["curve"]
+    assert found["more_of_group"] == pytest.approx(0.0, abs=0.01)
+    assert 0.0 < found["efficiency"] < 1.0
