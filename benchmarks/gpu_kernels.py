@@ -4,6 +4,7 @@ Rows, all by the GPU's clock with a full queue (`legoai.cost.calibration.timing`
 
 - `product`: bf16, by the three layouts of a linear layer (`forward`, `input`, `weight`), out of the cache;
 - `unaligned product`: the same of layers whose rows do not begin at multiples of 16 bytes;
+- `grouped product`: bf16, of experts with equal numbers of rows, by the same three layouts;
 - `float8 product`: with fast accumulation, as in forward, and without it, as in backward;
 - `cached product`: the same products with operands, result or all of it just used;
 - `attention`: forward and backward by torch's implementations, causal;
@@ -47,6 +48,9 @@ UNALIGNED = (
     (1024, 50257), (4096, 50257), (4096, 50258), (4096, 50264), (4097, 4096), (4098, 4096), (4104, 4096), (4096, 14337),
 )  # fmt: skip
 """The same of layers whose rows begin at multiples of 2, 4, 8 or 16 bytes."""
+EXPERTS = ((2048, 1536), (1536, 2048), (4096, 14336), (14336, 4096), (7168, 2048), (2048, 7168))
+"""Features in and out of experts."""
+GROUPS = (8, 32, 128)
 SMALL = ((1024, 1024, 1024), (1024, 4096, 1024), (2048, 1024, 1024), (2048, 2048, 2048), (4096, 1024, 4096),
          (4096, 4096, 1024), (8192, 1024, 4096), (8192, 4096, 1024), (2048, 8192, 1024))  # fmt: skip
 ATTENTION = (
@@ -126,6 +130,26 @@ def of_layers(kind: str, layers: Sequence[tuple[int, int]], tokens: Sequence[int
         }
         for layout, runs in layouts.items():
             yield {"kind": kind, "layout": layout, "m": m, "n": n, "k": k, "us": microseconds(runs)}
+
+
+def grouped_products() -> Iterator[dict[str, Any]]:
+    grouped = torch.ops.aten._grouped_mm.default
+    for (k, n), groups, m in itertools.product(EXPERTS, GROUPS, (128, 512, 2048)):
+        rows = groups * m
+        if 2.0 * rows * k * n > 2.0**43 or groups * k * n > 2**32:
+            continue
+        x, w, y = noise(rows, k), noise(groups, k, n), noise(rows, n)
+        ends = torch.arange(m, rows + 1, m, dtype=torch.int32, device="cuda")
+        layouts = {
+            "forward": partial(grouped, x, w, ends),
+            "input": partial(grouped, y, w.transpose(1, 2), ends),
+            "weight": partial(grouped, x.t(), y, ends),
+        }
+        for layout, run in layouts.items():
+            yield {
+                "kind": "grouped product", "layout": layout, "groups": groups, "m": m, "n": n, "k": k,
+                "us": microseconds([run]),
+            }  # fmt: skip
 
 
 def float8_products() -> Iterator[dict[str, Any]]:
@@ -265,7 +289,7 @@ def distances() -> Iterator[dict[str, Any]]:
 PARTS = {
     "lists": lists, "convolutions": convolutions, "unmasked_attentions": unmasked_attentions, "movements": movements,
     "distances": distances, "cached_products": cached_products, "attentions": attentions, "products": products,
-    "unaligned_products": unaligned_products, "float8_products": float8_products,
+    "unaligned_products": unaligned_products, "grouped_products": grouped_products, "float8_products": float8_products,
 }  # fmt: skip
 
 
