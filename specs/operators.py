@@ -19,17 +19,29 @@ ATTENTION: Final = (
 )
 """The operators that `attention` stands for: what `scaled_dot_product_attention` calls on one device or another."""
 
+LAYER_PRODUCTS: Final = ("aten.mm", "aten.addmm", "aten.linear", "aten._scaled_mm")
+"""The operators of which `alternate_matmul` keeps every second: products of two matrices, as linear layers compute.
+
+TorchTitan's selective checkpointing counts these too. Products of batches and of groups, as experts have, are not
+counted: an expert's hidden layer is what such a policy is there to recompute.
+"""
+
 PRODUCTS: Final = (
-    "aten.mm",
-    "aten.addmm",
+    *LAYER_PRODUCTS,
     "aten.bmm",
     "aten.baddbmm",
-    "aten.linear",
     "aten._grouped_mm",
-    "aten._scaled_mm",
     "aten._scaled_grouped_mm",
 )
 """The operators that `matmul` stands for."""
+
+KEPT: Final[Mapping[str, tuple[str, ...]]] = {
+    "attention": ATTENTION,
+    "matmul": PRODUCTS,
+    "alternate_matmul": LAYER_PRODUCTS,
+    "collective": (),
+}
+"""Operators that may be kept by each word of `selective`; collectives are told by their namespace."""
 
 COMPOSED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("linear", "matmul", "einsum", "inner", "tensordot", "linalg_matmul"), "matmul"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -123,10 +123,15 @@ def listed(items: Sequence[object], limit: int = 4) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def has_operator(manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str]) -> bool:
-    """Whether the module or one inside it is of one of these kinds, or computes one of these operations itself."""
+def has_operator(
+    manifest: Manifest, path: str, ops: frozenset[str], kinds: frozenset[str], aside: Collection[str] = ()
+) -> bool:
+    """Whether the module or one inside it is of one of these kinds, or computes one of these operations itself.
+
+    ``aside`` are modules that do not count.
+    """
     for inner, module in manifest.modules.items():
-        inside = is_within(inner, path)
+        inside = is_within(inner, path) and inner not in aside
         if inside and (module.kind in kinds or any(step.op in ops for step in module.flow)):
             return True
     return False

@@ -15,7 +15,7 @@ class Draft:
     Attributes:
         config: that is translated.
         flavour: the model.
-        sizes: of the mesh's axes.
+        sizes: of the mesh's axes, except for `ep`.
         micro: samples of a micro batch; 0 before the batch is written.
         lines: its statements.
         lost: options, or values of them, that change the training and are not translated, with the reason.
@@ -34,3 +34,8 @@ class Draft:
     def sharded(self) -> list[str]:
         """Return the axes over which FSDP shards, if one of them has several ranks."""
         return [axis for axis in ("dp_shard", "cp") if self.sizes[axis] > 1]
+
+    @property
+    def ep(self) -> int:
+        """Return the number of ranks over which the experts of a layer are."""
+        return int(self.config["parallelism.expert_parallel_degree"]) if self.flavour.has_experts else 1

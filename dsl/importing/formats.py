@@ -43,6 +43,7 @@ _FEBRUARY: Final = {
     "model.attn_backend": beside("text", None, "within a document every kernel computes the same attention"),
     "model.moe_comm_backend": beside("text", None, MOE),
     "model.non_blocking_capacity_factor": beside("number", None, MOE),
+    "model.num_mtp_layers": other("integer", 0, "models predict one token of each position"),
     "model.tp_gemm_backend": other(
         "text", "default", "collectives are pipelined with products by `compile (async_tp = true)`"
     ),

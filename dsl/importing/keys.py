@@ -47,6 +47,7 @@ _WAIT: Final = "timeouts and recorders of the process group have no place in a p
 _COLLECT: Final = "the garbage collector is the trainer's own affair"
 _FORM: Final = "checkpoints have one format"
 MOE: Final = "the model has no experts"
+GROUPED: Final = "grouped products of experts have the dtype of `param`"
 _OTHER: Final = "no plan says it"
 _DTYPES: Final = ("bfloat16", "float32")
 
@@ -192,8 +193,8 @@ KEYS: Final[dict[str, Key]] = {
             "context_parallel_degree": Key("integer", 1, least=1),
             "context_parallel_load_balancer": Key("text", "headtail", choices=("headtail", "ptrr"), takes_none=True),
             "context_parallel_rotate_method": Key("text", "allgather", choices=("allgather", "alltoall")),
-            "expert_parallel_degree": beside("integer", 1, MOE),
-            "expert_tensor_parallel_degree": beside("integer", 1, MOE),
+            "expert_parallel_degree": Key("integer", 1, least=1, idle=MOE),
+            "expert_tensor_parallel_degree": Key("integer", 1, least=1, idle=MOE),
             "expert_parallel_comm_backend": beside("text", "standard", MOE),
             "enable_compiled_autograd": other("boolean", False, "backward passes are not compiled by themselves"),
         },

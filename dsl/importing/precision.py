@@ -7,18 +7,20 @@ from typing import Final
 
 from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
+from legoai.dsl.importing.keys import GROUPED
 
 _DTYPES: Final = {"bfloat16": "bf16", "float32": "fp32"}
 _FLOAT8: Final = "quantize.linear.float8."
-_LINEAR: Final = {
-    "layers.*.attention": ("wq", "wk", "wv", "wo"),
-    "layers.*.feed_forward": ("w1", "w2", "w3"),
-}
 _CURRENT: Final = {
     "output": "lm_head",
     **{f"layers.*.attention.{name}": "layers.*.attention.qkv_linear.wqkv" for name in ("wq", "wk", "wv")},
 }
 """TorchTitan's names in August 2026, where they are others."""
+_OF_EXPERTS: Final = {
+    "layers.*.feed_forward.router": "layers.*.moe.router.gate",
+    **{f"layers.*.feed_forward.shared.{name}": f"layers.*.moe.shared_experts.{name}" for name in ("w1", "w2", "w3")},
+}
+"""TorchTitan's names in blocks with experts."""
 
 
 def computes_in(draft: Draft) -> str:
@@ -58,6 +60,8 @@ def _low_precision(draft: Draft) -> Iterator[str]:
         short = name.removeprefix("quantize.linear.")
         if short not in ("float8", "mx") and "grouped_mm" not in short:
             draft.lost["model.converters"] = f"no statement converts a model by `{name}`"
+        elif "grouped_mm" in short and draft.flavour.has_experts:
+            draft.lost.setdefault("model.converters", f"{GROUPED}, and linear layers alone may have a lower one")
     names = {name.removeprefix("quantize.linear.") for name in config["model.converters"]}
     if in_float8(config):
         treatment, filters = _float8(draft), _FLOAT8 + "filter_fqns"
@@ -68,7 +72,7 @@ def _low_precision(draft: Draft) -> Iterator[str]:
     skipped = [*config[filters], *(["output"] if config.is_old else [])]
     if "auto_filter_small_kn" in skipped:
         draft.lost[filters] = "small layers are not left out by themselves"
-    for holder, layers in _LINEAR.items():
+    for holder, layers in draft.flavour.linear.items():
         kept = [name for name in layers if not _skips(draft, filters, skipped, f"{holder}.{name}")]
         if kept:
             inner = f"{{{', '.join(kept)}}}" if len(kept) > 1 else kept[0]
@@ -79,7 +83,9 @@ def _low_precision(draft: Draft) -> Iterator[str]:
 
 def _skips(draft: Draft, filters: str, skipped: Sequence[str], path: str) -> bool:
     """Whether a layer is not converted: a part of its name is in the list, or in no list of those that are."""
-    there = _CURRENT.get(path, path) if draft.config.is_current else path
+    there = _OF_EXPERTS.get(path, path)
+    if draft.config.is_current and not (draft.flavour.has_latent_attention and there.endswith(".wq")):
+        there = _CURRENT.get(there, there)
     paths = [there.replace("*", str(number)) for number in range(draft.flavour.layers)]
     found = [any(part in item for part in skipped) for item in paths]
     if filters.endswith(".fqns"):

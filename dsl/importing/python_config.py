@@ -302,7 +302,7 @@ class _Options:
             short, section = _CONVERTERS.get(kind, (kind, ""))
             names.append(short)
             if not isinstance(one, Made) or not section or "grouped" in section:
-                continue  # built-in models have no experts
+                continue  # no plan converts experts
             for name, held in one.options.items():
                 if name != "model_compile_enabled":  # which says again what `compile` does
                     self._put(f"{path}.{name}", held, one.spans[name], f"{section}.{name}")

@@ -19,6 +19,14 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
+from legoai.dsl.importing.experts import (
+    check_experts,
+    graph_of_blocks,
+    kept_of_experts,
+    mesh_of_experts,
+    why_beside,
+    why_idle,
+)
 from legoai.dsl.importing.models import flavour_of, model_statement
 from legoai.dsl.importing.pipelines import options_of, schedule_of
 from legoai.dsl.importing.precision import add_precision, computes_in, in_float8
@@ -154,9 +162,11 @@ def _write(draft: Draft, cluster: str) -> None:
     config, sizes = draft.config, draft.sizes
     draft.lines += [model_statement(config, draft.flavour), f"cluster {cluster}"]
     pipeline = _batch(draft)
-    used = ", ".join(f"{axis} = {size}" for axis, size in sizes.items() if size > 1)
-    draft.lines += ["", f"mesh ({used})"] if used else []
+    check_experts(draft)
+    used = [*(f"{axis} = {size}" for axis, size in sizes.items() if size > 1), *mesh_of_experts(draft)]
+    draft.lines += ["", f"mesh ({', '.join(used)})"] if used else []
     _tensor_parallel(draft)
+    draft.lines += ["", "shard standard on ep"] if draft.ep > 1 else []
     _data_parallel(draft)
     draft.lines += pipeline
     if sizes["cp"] > 1:
@@ -168,7 +178,10 @@ def _write(draft: Draft, cluster: str) -> None:
         draft.lines.append(f"context on cp (rotate = {rotate}, balance = {balance})")
     draft.lines.append("")
     _checkpoint(draft)
-    if computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel by itself
+    if draft.flavour.has_latent_attention:
+        if _masks_documents(config):
+            draft.notes.append("TorchTitan attends by FlexAttention; here PyTorch chooses among its other kernels")
+    elif computes_in(draft) == "bf16":  # in fp32 PyTorch chooses another kernel by itself
         draft.lines.append("attention flash")
     if _masks_documents(config):
         draft.notes.append("TorchTitan masks attention between the documents of a row; here a row is one context")
@@ -188,7 +201,11 @@ def _masks_documents(config: Config) -> bool:
     """Whether attention is within documents: not with the kernel `sdpa`, which was the usual one in February 2026."""
     kernel = config.given.get("model.attn_backend") or ("flex" if config.is_current else "sdpa")
     chosen = re.search(r"_(flex|varlen)(_attn)?$", config["model.flavor"])
-    return config.format.is_python and (kernel != "sdpa" or chosen is not None)
+    # Until August 2026 flavours of DeepSeek chose it, all but the smallest.
+    by_flavour = (
+        not config.is_current and config["model.name"] == "deepseek_v3" and config["model.flavor"] != "debugmodel"
+    )
+    return kernel != "sdpa" or chosen is not None or by_flavour
 
 
 def _batch(draft: Draft) -> list[str]:
@@ -328,12 +345,13 @@ def _selective(draft: Draft, option: str) -> str:
         draft.config.wrong(
             "activation_checkpoint.selective_ac_option", f"`{option}` is neither `op` nor the number of a stride"
         )
-    if draft.config.is_current:
+    if draft.config.is_current and not draft.flavour.has_latent_attention:
         draft.notes.append(
             "TorchTitan has one matrix product for `wq`, `wk` and `wv`, whose output it keeps; here that of `wk` is "
             "recomputed"
         )
     kept = ["attention", "alternate_matmul", *([_REDUCE_SCATTER] if draft.sizes["tp"] > 1 else [])]
+    kept += kept_of_experts(draft)
     if in_float8(draft.config) and draft.config.is_old:
         draft.notes.append(
             "from November 2024 to February 2025 TorchTitan kept the outputs of `aten.max` and `aten.abs` too, the "
@@ -369,7 +387,7 @@ def _compiled(draft: Draft) -> list[str]:
         draft.lines.append("loss eager")
     if not enabled or "model" not in components:
         return []
-    return [f"compile {'(async_tp = true) ' if is_async else ''}{{ layers.* = {backend} }}"]
+    return [f"compile {'(async_tp = true) ' if is_async else ''}{{ layers.* = {backend}{graph_of_blocks(draft)} }}"]
 
 
 def _unused(draft: Draft) -> Iterator[Unused]:
@@ -384,7 +402,7 @@ def _unused(draft: Draft) -> Iterator[Unused]:
                 name == "model.norm_type" and re.search("rmsnorm", str(value))
             )
             changes = key.changes and not default
-            why = key.beside if changes or not key.changes else "it has its default, which changes nothing"
+            why = why_beside(draft, name) if changes or not key.changes else "it has its default, which changes nothing"
             yield Unused(name=written, value=value, why=why, changes=changes)
 
 
@@ -396,5 +414,5 @@ def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused
             continue
         without = _drafted(config.without(name), cluster, devices)
         if without is not None and without.lines == draft.lines:
-            why = config.format.keys[name].idle
+            why = why_idle(draft, name)
             yield Unused(name=config.written[name], value=value, why=why, changes=False)

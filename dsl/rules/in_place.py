@@ -19,7 +19,7 @@ from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.checkpoint import Budget
 from legoai.specs.directives.shard import Colwise, Inputs, SequenceStyle
-from legoai.specs.operators import ATTENTION, PRODUCTS
+from legoai.specs.operators import KEPT
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.changes import Changes
@@ -214,8 +214,7 @@ def _keeps(treatment: Any, operator: str) -> bool:
     """Whether recomputation with a treatment may begin from kept outputs of an operator such as `aten.mm.default`."""
     if isinstance(treatment, Budget):
         return True
-    words = {"attention": ATTENTION, "matmul": PRODUCTS, "alternate_matmul": PRODUCTS, "collective": ()}
-    kept = chain.from_iterable(words.get(word, (word,)) for word in getattr(treatment, "keep", ()))
+    kept = chain.from_iterable(KEPT.get(word, (word,)) for word in getattr(treatment, "keep", ()))
     return any(f"{operator}.".startswith(f"{name}.") for name in kept)
 
 

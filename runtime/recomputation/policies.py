@@ -16,7 +16,7 @@ from legoai.runtime.recomputation.storages import changed_by, is_mutable, sizes,
 from legoai.runtime.torch_internals.checkpointing import SavedOutputs, recompute_freely
 from legoai.runtime.torch_internals.operators import OpOverload, OpOverloadPacket, has_kernel
 from legoai.specs.models.random_operators import is_random
-from legoai.specs.operators import ATTENTION, PRODUCTS
+from legoai.specs.operators import KEPT
 
 Contexts = tuple[AbstractContextManager[None], AbstractContextManager[None]]
 """Context managers of `torch.utils.checkpoint.checkpoint(context_fn=…)`, for forward and for recomputation."""
@@ -39,7 +39,7 @@ _TRACING: Final[ContextVar[Tracing | None]] = ContextVar("_TRACING", default=Non
 
 WAIT: Final = torch.ops._c10d_functional.wait_tensor.default
 
-WORDS: Final = ("attention", "matmul", "alternate_matmul", "collective")
+WORDS: Final = tuple(KEPT)
 """Values that `keep_outputs` accepts besides names of operators."""
 
 
@@ -50,9 +50,9 @@ def keep_outputs(*names: str) -> Callable[[], Contexts]:
     it would draw other numbers than in forward.
 
     Args:
-        names: `attention`, `matmul`, `alternate_matmul` (the first, the third, … in one call of the module),
-            `collective`, or operators as `torch.ops` names them: `aten.mm.default`, or `aten.mm` for all of
-            its overloads.
+        names: `attention`, `matmul`, `alternate_matmul` (of the products of two matrices, as linear layers compute,
+            the first, the third, … in one call of the module), `collective`, or operators as `torch.ops` names them:
+            `aten.mm.default`, or `aten.mm` for all of its overloads.
 
     Raises:
         RunError: torch has no operator of that name, or none whose output can be saved.
@@ -148,14 +148,10 @@ def _resolve(names: Iterable[str]) -> tuple[frozenset[OpOverload], frozenset[OpO
     kept: set[OpOverload] = set()
     alternate: frozenset[OpOverload] = frozenset()
     for name in names:
-        if name == "attention":
-            kept.update(_operators_of(ATTENTION))
-        elif name == "matmul":
-            kept.update(_operators_of(PRODUCTS))
-        elif name == "alternate_matmul":
-            alternate = frozenset(_operators_of(PRODUCTS))
-        elif name != "collective":
-            kept.update(operators(name))
+        if name == "alternate_matmul":
+            alternate = frozenset(_operators_of(KEPT[name]))
+        else:
+            kept.update(_operators_of(KEPT[name]) if name in KEPT else operators(name))
     return frozenset(kept), alternate, "collective" in names
 
 

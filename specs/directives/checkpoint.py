@@ -43,8 +43,9 @@ class Selective(Treatment):
             )
         ),
         doc=(
-            "What is kept: `attention`, `matmul`, `alternate_matmul` (every second), `collective`, or operators "
-            'by name (`"aten.mm.default"`).'
+            "What is kept: `attention`, `matmul`, `alternate_matmul` (of the products of two matrices, as linear "
+            "layers compute, every second from the first on, and none of the grouped products of experts), "
+            '`collective`, or operators by name (`"aten.mm.default"`).'
         ),
     )
 

@@ -196,13 +196,31 @@ def split_by_host(analysis: Analysis) -> list[str]:
 
     Experts on several ranks, and those with a capacity, are left out: they break a graph in every dtype.
     """
+    broken = changed_experts(analysis)
+    return [path for path in _one_after_another(analysis) if path not in broken]
+
+
+def _one_after_another(analysis: Analysis) -> list[str]:
+    """The experts of built-in models that multiply each by a product of its own: in another dtype than bf16."""
     manifest, precision = analysis.manifest, analysis.plan.precision
     computed = has_policy(analysis) or autocast_dtype(analysis) is not None
     dtype = precision.param if computed else precision.master
     if manifest is None or analysis.plan.model.family in FOREIGN or dtype == "bf16":
         return []
-    broken = changed_experts(analysis)
-    return [path for path, info in manifest.modules.items() if info.kind == "experts" and path not in broken]
+    return [path for path, info in manifest.modules.items() if info.kind == "experts"]
+
+
+def multiplied_together(analysis: Analysis) -> frozenset[str]:
+    """The experts that surely have products of groups or batches, and none of two matrices."""
+    manifest, model = analysis.manifest, analysis.plan.model
+    found = (
+        {} if manifest is None else {path: info for path, info in manifest.modules.items() if info.kind == "experts"}
+    )
+    if model.family not in FOREIGN:
+        return frozenset(found.keys() - _one_after_another(analysis))
+    if model.arguments.get("experts_implementation") == "eager":
+        return frozenset()
+    return frozenset(path for path, info in found.items() if is_routed(info))
 
 
 def _in_double(analysis: Analysis) -> Iterator[Unsupported]:

@@ -57,10 +57,9 @@ class NotTranslated(Rule):
 class UnknownConfigModel(Rule):
     """A model or flavour of TorchTitan that is not built into LegoAI.
 
-    Known are `llama3` in its flavours `8B`, `70B`, `405B` and `debugmodel`, in Python also `1B` and `3B`, and `qwen3`
-    without experts. Write the plan
-    of another model by hand, with its Hugging Face config (`model huggingface("config.json")`) or a factory of your
-    own.
+    Known are `llama3` in its flavours `8B`, `70B`, `405B` and `debugmodel`, in Python also `1B` and `3B`, `qwen3` with
+    and without experts, and `deepseek_v3`. Write the plan of another model by hand, with its Hugging Face config
+    (`model huggingface("config.json")`) or a factory of your own.
     """
 
     code = "LP025"

@@ -13,7 +13,8 @@ from legoai.dsl.analysis.computation.checkpoint import (
     matched_modules,
     recomputed_modules,
 )
-from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, name_of
+from legoai.dsl.analysis.facts import each_rule, following, grouped, has_operator, holders, is_within, name_of
+from legoai.dsl.analysis.parallelism.experts import multiplied_together
 from legoai.dsl.analysis.parallelism.parameter_reads import CALL_IT, bypassed, only_read
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -136,7 +137,8 @@ class EveryOfFew(Check):
 class KeepsNothing(Check):
     """A selective rule that keeps nothing, because the modules contain none of the listed operators.
 
-    It has the same effect as `full`, at the price of checking every operator. There is no operator of attention either
+    It has the same effect as `full`, at the price of checking every operator. `alternate_matmul` counts no grouped
+    products, and keeps nothing of experts that have no others. There is no operator of attention either
     where the device computes it from products, as a CPU does for heads whose values have another width than their keys.
 
     ## Example
@@ -191,12 +193,20 @@ class KeepsNothing(Check):
                     )
                 elif word in OPERATOR_WORDS and manifest.flow_error is None:
                     ops, kinds = OPERATOR_WORDS[word]
-                    if not any(has_operator(manifest, path, ops, kinds) for path in paths):
+                    aside = multiplied_together(analysis) if word == "alternate_matmul" else frozenset[str]()
+                    if not any(has_operator(manifest, path, ops, kinds, aside) for path in paths):
+                        grouped_only = any(is_within(expert, path) for expert in aside for path in paths)
                         yield self.at(
                             place,
                             f"`{word}` keeps nothing: `{name_of(paths[0])}` computes none",
-                            label=f"no {word.removeprefix('alternate_')} in these modules",
-                            help=["write `full`, or list what these modules compute"],
+                            label="only grouped products, which it does not count"
+                            if grouped_only
+                            else f"no {word.removeprefix('alternate_')} in these modules",
+                            help=[
+                                "write `matmul`, which keeps grouped products too, or `full`"
+                                if grouped_only
+                                else "write `full`, or list what these modules compute"
+                            ],
                         )
 
 

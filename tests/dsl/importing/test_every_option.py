@@ -40,6 +40,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "of published weights": {"checkpoint.enable": True, "checkpoint.initial_load_in_hf": True},
     "saved and validated": {"checkpoint.enable": True, "validation.enable": True, "validation.steps": 10},
     "decay at the end": {"lr_scheduler.decay_ratio": 0.2},
+    "experts": {"model.name": "deepseek_v3", "parallelism.expert_parallel_degree": 2},
     "of 2024": {"training.warmup_steps": 100},
 }  # fmt: skip
 """Configurations in which options have an effect; each lints and lowers, except for the reported losses."""

@@ -104,6 +104,21 @@ def test_selective_rule_without_effect_is_reported(path: str, keep: str, found: 
     assert ("LP654" in codes(f"checkpoint {{ {path} = selective({keep}) }}")) is found
 
 
+@pytest.mark.parametrize(
+    ("path", "keep", "param", "found"),
+    [
+        ("layers.*.feed_forward.experts", "[alternate_matmul]", "bf16", True),
+        ("layers.*.feed_forward.experts", "[alternate_matmul]", "fp32", False),
+        ("layers.*.feed_forward.experts", "[matmul]", "bf16", False),
+        ("layers.*.feed_forward", "[alternate_matmul]", "bf16", False),
+    ],
+)
+def test_grouped_products_are_not_counted(path: str, keep: str, param: str, found: bool) -> None:
+    """In other dtypes than bf16 experts multiply one after another, by products of two matrices."""
+    text = f'model mixtral("tiny")\nprecision (param = {param})\ncheckpoint {{ {path} = selective({keep}) }}'
+    assert ("LP654" in codes(text)) is found
+
+
 def test_keeping_collectives_has_an_effect_under_tensor_parallelism() -> None:
     plan = "mesh (tp = 8)\nshard on tp { layers.*.attention.wo = rowwise }\n"
     assert "LP654" not in codes(plan + "checkpoint { layers.* = selective([collective]) }")

@@ -46,6 +46,16 @@ mesh (dp_shard = 4, ep = 4)
 fsdp on dp_shard {UNITS}
 checkpoint {{ layers.0 = selective([matmul, collective]), layers.1 = budget(50%) }}
 {DOUBLE}""",
+    "recomputed as TorchTitan does": f"""
+mesh (dp_shard = 4, ep = 2)
+{EXPERTS}
+fsdp on dp_shard {UNITS}
+checkpoint {{
+  layers.* = selective(
+    [attention, alternate_matmul, "_c10d_functional.all_to_all_single.default", "aten.topk.default"]
+  )
+}}
+{DOUBLE}""",
     "replicated": f"""
 mesh (dp_replicate = 2, dp_shard = 2, ep = 2)
 {EXPERTS}
