@@ -39,6 +39,7 @@ from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
+from legoai.specs.models.manifests.values_read import reads_a_value
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
 from legoai.specs.models.torch_internals import (
     autocast_without_device,
@@ -180,7 +181,8 @@ def follow(
     # Reasons that differ by numbers are one.
     reasons = {re.sub(r"\d+", "", reason): reason for reason in map(_reason, reversed(errors.values()))}
     is_authors = not type(model).__module__.startswith("transformers.")
-    can_be_told = is_authors and not hasattr(model, "example_inputs")
+    reads_values = all(map(reads_a_value, reasons.values()))  # no other inputs would help
+    can_be_told = is_authors and not hasattr(model, "example_inputs") and not reads_values
     tried = " and ".join(f"{samples} samples of {tokens}" for samples, tokens in _TRIED)
     advice = f" ({tried} tokens were tried); a method example_inputs() may say what it takes" if can_be_told else ""
     return Followed(
