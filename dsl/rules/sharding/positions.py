@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import decided, grouped, listed
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
@@ -70,6 +71,55 @@ def _cures(analysis: Analysis, class_name: str) -> Iterator[str]:
         yield instead
         return
     yield f"or {instead}"
+
+
+class PlacesCounted(Check):
+    """Context parallelism for a model that takes the positions of its tokens, and counts places beside them.
+
+    A rank of `cp` holds tokens from the middle of a sequence, and their positions are an argument of forward,
+    `positions`. What forward makes of the length of its tokens instead begins at 0 on every rank: angles of
+    `torch.arange(x.shape[1])`, or a table that is cut to that length, as `self.cos[: x.shape[1]]`. The run would train
+    another model, without an error.
+
+    Lint runs forward at two lengths, with `positions`, and reports where activations meet what differs from place to
+    place and grows with the length. A table that positions index (`self.cos[positions]`) is right, and so is an
+    `arange` that forward makes only if it is given no positions. A model without any positions may leave them unused,
+    if lint can follow its forward at both lengths.
+
+    Not `angles = torch.arange(q.shape[2])[:, None] * self.frequencies` in attention, but `positions[:, None] *
+    self.frequencies`, with the model's `positions` passed on to it.
+    """
+
+    code = "LP317"
+    slug = "places-counted"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, use = analysis.manifest, analysis.plan.context
+        if use is None or manifest is None or analysis.plan.mesh.cp == 1:
+            return
+        modules = manifest.modules.values()
+        if any(module.mixes_tokens for module in modules):
+            return  # another rule reports it, and attention that is written out has masks of its own
+        found = next((module for module in modules if module.places.by), None)
+        if found is None and not manifest.modules[""].places.ignores_positions:
+            return
+        name = "the model's forward" if found is None or not found.path else f"`{general(manifest, found.path)}`"
+        told = (
+            "takes `positions` and does not use them"
+            if found is None
+            else f"counts places from 0 by {found.places.by}, although the model is given `positions`"
+        )
+        yield self.at(
+            analysis.span_of(use, "axes"),
+            f"`context on cp` gives a rank tokens from the middle of a sequence, and {name} {told}",
+            label="a rank's places do not begin at 0",
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
+            help=[
+                "compute with `positions`, int64 [tokens], where places are needed: write them for "
+                "`torch.arange(x.shape[1])`, and `table[positions]` for `table[: x.shape[1]]`",
+                "or use the devices for `dp_shard` or `tp`",
+            ],
+        )
 
 
 class SequenceCutBeforePositions(Check):
