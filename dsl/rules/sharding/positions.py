@@ -9,6 +9,7 @@ from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import decided, grouped, listed
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, named, producer_lines
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
 from legoai.specs.published.configs import BUILTIN_FAMILIES
@@ -122,13 +123,14 @@ class PlacesCounted(Check):
         )
 
 
-class SequenceCutBeforePositions(Check):
-    """Embedded tokens of a Hugging Face model in pieces of the sequence.
+class SequenceCutBeforePositions(LayoutRule, Check):
+    """Pieces of the sequence that meet positions which the model counts from the length of these pieces.
 
-    The models of `transformers` count positions of tokens, and make the causal mask, from the length of their
-    embedding's output. Where that is a rank's shard of the sequence, every shard begins at position 0. Their tokens may
-    be sharded after
-    that: norms and dropouts inside the blocks accept `sequence`, and the blocks the results of `inputs`.
+    A model that adds `self.table[: x.shape[1]]` to its embedded tokens `x`, or sines of `torch.arange(x.shape[1])`,
+    counts places from their length. Where `x` is a rank's shard of the sequence, every shard begins at place 0. The
+    models of `transformers` count positions, and make the causal mask, from the length of their embedding's output.
+    Tokens may be sharded after that: norms and dropouts inside the blocks accept `sequence`, and the blocks the results
+    of `inputs`. What attention applies to whole sequences, as rotary tables to its heads, is right.
 
     Not `model.embed_tokens = rowwise(input = replicate, output = shard(1))`, but `rowwise(input = replicate, output =
     replicate)`.
@@ -136,8 +138,31 @@ class SequenceCutBeforePositions(Check):
 
     code = "LP425"
     slug = "sequence-cut-before-positions"
+    kinds = ("counted",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        found = list(self._embedded(analysis))
+        yield from found or self._met(analysis)
+
+    def _met(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Yield where a model's own forward combines pieces with what it counts."""
+        for span, items in self.mismatches(analysis):
+            first = items[0]
+            module = named(analysis, items)
+            behind = " inside of the blocks"
+            if first.path:
+                behind = f" behind {module}: `outputs(from = replicate, to = shard({first.got.dim}))`"
+            yield self.at(
+                span,
+                f"in {module} a piece of the sequence, `{first.got.describe()}` from "
+                f"{came_from(analysis, first.got)}, meets places that are counted from the length of that piece",
+                label="every rank would begin at place 0",
+                others=producer_lines(first.got, beside=span),
+                help=[f"let whole sequences arrive (`replicate`), and cut them{behind}"],
+            )
+
+    def _embedded(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Yield the embeddings of a model of `transformers` that leave pieces of the sequence."""
         manifest, shard = analysis.manifest, analysis.plan.shard_on("tp")
         if (
             analysis.plan.model.family != "huggingface"

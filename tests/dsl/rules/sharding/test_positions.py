@@ -191,3 +191,38 @@ def test_context_parallel_refuses_unused_positions_of_a_model_that_runs_at_one_l
     (tmp_path / "net.py").write_text((tmp_path / "net.py").read_text() + f"\n{example}")
     said = message(f'model python("net:Net")\n{CONTEXT}', "LP317", tmp_path)
     assert said.endswith("and the model's forward takes `positions` and does not use them")
+
+
+STYLES = """
+  layers.*.norm                = sequence
+  layers.*.attention           = inputs(from = shard(1), to = replicate)
+  layers.*.attention.{q, k, v} = colwise
+  layers.*.attention.o         = rowwise(output = shard(1))
+  norm                         = sequence
+  head                         = colwise(input = shard(1), loss_parallel = true)
+"""
+BEHIND = "embed = rowwise(input = replicate)\nplaces = outputs(from = replicate, to = shard(1))"
+BEFORE = "embed = rowwise(input = replicate, output = shard(1))"
+
+
+@pytest.mark.parametrize("angles", [COUNTED_ANGLES, CUT_ANGLES])
+@pytest.mark.parametrize(
+    ("embedded", "placed", "found"),
+    [
+        (BEFORE, CUT, True),
+        (BEFORE, "x + (torch.arange(x.shape[1], device=x.device)[:, None] / 100).sin() * self.scale", True),
+        (BEHIND, CUT, False),
+        (BEFORE, "x + self.scale", False),
+        (BEFORE, "x * (x.shape[1] / 256)", False),
+    ],
+)
+def test_pieces_of_the_sequence_refuse_places_of_their_length(
+    tmp_path: Path, embedded: str, placed: str, angles: str, found: bool
+) -> None:
+    """What attention applies to whole sequences is right."""
+    written(tmp_path, angles, placed)
+    plan = f'model python("net:Net")\nmesh (dp_shard = 4, tp = 2)\nshard on tp {{\n{embedded}{STYLES}}}\n'
+    refused = {code for code in codes(plan, tmp_path) if code.startswith("LP4")}
+    assert refused == ({"LP425"} if found else set())
+    if found:
+        assert "in `places` a piece of the sequence, `shard(1)` from `embed`" in message(plan, "LP425", tmp_path)
