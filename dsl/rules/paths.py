@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.names import AmbiguousRules, NoSuchPath
@@ -12,6 +13,7 @@ from legoai.dsl.frontend.paths import Braces, Paths, pattern
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.nearest import nearest
 from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.optimizer import Muon
 from legoai.specs.span import Span
 
 
@@ -157,5 +159,21 @@ class RulesAgree(AmbiguousRules, Check):
                     f"two rules give `{path or 'root'}` different values, and neither path is more specific",
                     label="gives it another value",
                     others=[Label(first.path_origin.written, "gives it one value")],
-                    help=["make one of the two paths more specific, or take the module out of one"],
+                    help=_agreement(analysis, path, first, second),
                 )
+
+
+def _agreement(analysis: Analysis, path: str, first: PathRule[Any], second: PathRule[Any]) -> list[str]:
+    """What makes two rules agree about a path."""
+    assert analysis.manifest is not None
+    muon = next((rule for rule in (first, second) if isinstance(rule.treatment, Muon)), None)
+    if muon is not None and muon.path.endswith(".**"):
+        paths, shapes = analysis.module_and_parameter_paths, dict(analysis.manifest.parameters())
+        both = set(paths.matching(pattern(first.path))) & set(paths.matching(pattern(second.path)))
+        if all(len(shapes.get(item, (0, 0))) != 2 for item in both):
+            modules = muon.path.removesuffix("*")
+            return [
+                f"write `{modules} = muon(…)`: Muon takes the matrices in these modules, and `{path}` is none and "
+                "follows the other rule"
+            ]
+    return ["make one of the two paths more specific, or take the module out of one"]

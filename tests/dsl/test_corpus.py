@@ -43,6 +43,7 @@ ELSEWHERE = {
     "LP230": "every built-in model returns what its loss takes",
     "LP231": "every built-in model takes its inputs",
     "LP311": "every built-in model takes positions",
+    "LP317": "every built-in model computes with the positions that it is given",
     "LP318": "every built-in model combines tokens by attention alone",
     "LP313": "needs a device's file",
     "LP315": "found when a plan is costed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Tensor
@@ -25,6 +26,7 @@ MismatchKind = Literal[
     "shared",
     "plain",
     "drawn",
+    "counted",
     "result",
 ]
 
@@ -33,6 +35,9 @@ _LARGE: Final = frozenset(("arange", "linspace", "zeros", "ones", "full", "empty
 
 _OF_SHAPES: Final = ("view_as", "reshape_as", "expand_as")
 """Functions that use only the shape of their second argument."""
+
+_BY_INDEX: Final = ("getitem", "index_select", "gather", "take", "take_along_dim")
+"""Functions of a tensor and an index, which is not combined with the elements."""
 
 
 class Find(Protocol):
@@ -70,14 +75,18 @@ def operation(path: str, step: Step, taken: list[Tensor], find: Find) -> Tensor:
             return find("shared", path, shared)
         return replace(result, shared=True, source=shared.source)
     learned = [item for item in taken if item.learned and item.state not in ("shard", "partial")]
-    if told or not learned or step.name.startswith("new_") or step.name.endswith("_like"):
+    if told or step.name.startswith("new_") or step.name.endswith("_like"):
         return result
     # An unknown tensor may be a shard itself, except in attention to sharded heads, whose operands are all known.
     whole = [item for item in learned if not item.wrapped and (item.state != "unknown" or step.op == "attention")]
     piece = next((item for item in taken if item.state == "shard" and not item.wrapped), None)
     if piece is not None and whole and not of_shapes:
         return find("piece", path, piece, other=whole[0])
-    if result.state == "shard":
+    if not of_shapes and step.op != "attention" and step.name not in _BY_INDEX:
+        for item, other in product(taken, repeat=2):
+            if other.counted_over(item):
+                return find("counted", path, item, other=other)
+    if not learned or result.state == "shard":
         return result
     return replace(result, learned=True, source=result.source or learned[0].source)
 

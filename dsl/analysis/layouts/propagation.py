@@ -60,6 +60,7 @@ class Mismatch(Record, kw_only=True):
     | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
     | `drawn` | random numbers, as of dropout, are drawn for the shard ``got``, the same on every rank |
+    | `counted` | ``got``, a shard of the sequence, meets ``other``, which counts places by the length of a tensor |
     | `result` | the model's output is sharded, or a DTensor |
     """
 
@@ -374,6 +375,8 @@ class Propagation:
                 made.append(self._call(info.child_path(step.name), taken))
             else:
                 made.append(self.operation(info, step, taken))
+            if place in info.places.steps and made[-1].state == "any":  # what a style cuts was counted as a whole
+                made[-1] = replace(made[-1], counted=info.places.steps[place])
         for path, piece in drawn_on_pieces(self.manifest, self.styles, info, made):
             self._find("drawn", path, piece, rule=self.styles.get(path))
         results = [made[index] for index in info.outputs]

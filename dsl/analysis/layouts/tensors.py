@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole
@@ -13,6 +13,10 @@ from legoai.specs.record import Record
 T = TypeVar("T")
 
 State = Literal["replicate", "shard", "partial", "unknown", "any"]
+
+
+_USUAL_RANK: Final = 3
+"""Dims of activations where that is not known: [samples, tokens, features]."""
 
 
 class Source(Record):
@@ -45,6 +49,9 @@ class Tensor(Record, kw_only=True):
     """Whether it may be, or depend on, a parameter that is replicated on every rank."""
     shared: bool = False
     """For `any`: whether its gradient is summed over the ranks, so that it must meet the heads of a rank."""
+    counted: tuple[int, ...] = ()
+    """Dims, from the last (-1), along which it tells places by the length of what a forward was given; see
+    `CountedPlaces`."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tensor) and self._layout() == other._layout()
@@ -53,7 +60,8 @@ class Tensor(Record, kw_only=True):
         return hash(self._layout())
 
     def _layout(self) -> tuple[object, ...]:
-        return self.state, self.dim, self.moved, self.rank, self.width, self.wrapped, self.plain, self.shared
+        shape = self.dim, self.moved, self.rank, self.width
+        return self.state, *shape, self.wrapped, self.plain, self.shared, self.counted
 
     @property
     def is_plain(self) -> bool:
@@ -66,6 +74,13 @@ class Tensor(Record, kw_only=True):
         if self.dim is not None and self.dim < 0 and self.rank is not None and not self.moved:
             return self.dim + self.rank
         return self.dim
+
+    def counted_over(self, piece: Tensor) -> bool:
+        """Whether it tells places along the dim of which ``piece`` is a shard, where both are combined."""
+        if piece.state != "shard" or piece.dim is None or piece.moved:
+            return False
+        dim = piece.dim if piece.dim < 0 else piece.dim - (piece.rank or _USUAL_RANK)
+        return dim in self.counted
 
     @property
     def cuts_features(self) -> bool:

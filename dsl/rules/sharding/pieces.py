@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import span_of
+from legoai.dsl.analysis.facts import listed
 from legoai.dsl.analysis.layouts.propagation import Mismatch
 from legoai.dsl.analysis.layouts.tensors import Tensor, as_list
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, leaves_at, named, producer_lines, verb
+from legoai.dsl.rules.sharding.read_weights import read_by_attention
 from legoai.specs.directives.layouts import Partial
 from legoai.specs.directives.shard import Colwise, Heads, Inputs, Outputs, Shared, conversions
 from legoai.specs.span import Span
@@ -144,6 +147,14 @@ class PlainWeights(LayoutRule, Check):
                 label="makes a DTensor",
                 others=producer_lines(first.other, beside=span),
                 help=help,
+            )
+        for rule, paths in read_by_attention(analysis):
+            yield self.at(
+                span_of(rule),
+                f"{listed(paths)} is never called: attention reads its weight, which would be a DTensor and meet plain "
+                "tensors",
+                label="makes a DTensor",
+                help=["leave it without a style"],
             )
 
 

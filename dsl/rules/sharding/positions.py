@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import decided, grouped, listed
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.sharding.neighbours import LayoutRule, came_from, named, producer_lines
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.shard import Colwise, Outputs, Rowwise
 from legoai.specs.published.configs import BUILTIN_FAMILIES
@@ -72,13 +74,63 @@ def _cures(analysis: Analysis, class_name: str) -> Iterator[str]:
     yield f"or {instead}"
 
 
-class SequenceCutBeforePositions(Check):
-    """Embedded tokens of a Hugging Face model in pieces of the sequence.
+class PlacesCounted(Check):
+    """Context parallelism for a model that takes the positions of its tokens, and counts places beside them.
 
-    The models of `transformers` count positions of tokens, and make the causal mask, from the length of their
-    embedding's output. Where that is a rank's shard of the sequence, every shard begins at position 0. Their tokens may
-    be sharded after
-    that: norms and dropouts inside the blocks accept `sequence`, and the blocks the results of `inputs`.
+    A rank of `cp` holds tokens from the middle of a sequence, and their positions are an argument of forward,
+    `positions`. What forward makes of the length of its tokens instead begins at 0 on every rank: angles of
+    `torch.arange(x.shape[1])`, or a table that is cut to that length, as `self.cos[: x.shape[1]]`. The run would train
+    another model, without an error.
+
+    Lint runs forward at two lengths, with `positions`, and reports where activations meet what differs from place to
+    place and grows with the length. A table that positions index (`self.cos[positions]`) is right, and so is an
+    `arange` that forward makes only if it is given no positions. A model without any positions may leave them unused,
+    if lint can follow its forward at both lengths.
+
+    Not `angles = torch.arange(q.shape[2])[:, None] * self.frequencies` in attention, but `positions[:, None] *
+    self.frequencies`, with the model's `positions` passed on to it.
+    """
+
+    code = "LP317"
+    slug = "places-counted"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, use = analysis.manifest, analysis.plan.context
+        if use is None or manifest is None or analysis.plan.mesh.cp == 1:
+            return
+        modules = manifest.modules.values()
+        if any(module.mixes_tokens for module in modules):
+            return  # another rule reports it, and attention that is written out has masks of its own
+        found = next((module for module in modules if module.places.by), None)
+        if found is None and not manifest.modules[""].places.ignores_positions:
+            return
+        name = "the model's forward" if found is None or not found.path else f"`{general(manifest, found.path)}`"
+        told = (
+            "takes `positions` and does not use them"
+            if found is None
+            else f"counts places from 0 by {found.places.by}, although the model is given `positions`"
+        )
+        yield self.at(
+            analysis.span_of(use, "axes"),
+            f"`context on cp` gives a rank tokens from the middle of a sequence, and {name} {told}",
+            label="a rank's places do not begin at 0",
+            others=[Label(analysis.span_of(analysis.plan.model, "family"), f"forward({', '.join(manifest.forward)})")],
+            help=[
+                "compute with `positions`, int64 [tokens], where places are needed: write them for "
+                "`torch.arange(x.shape[1])`, and `table[positions]` for `table[: x.shape[1]]`",
+                "or use the devices for `dp_shard` or `tp`",
+            ],
+        )
+
+
+class SequenceCutBeforePositions(LayoutRule, Check):
+    """Pieces of the sequence that meet positions which the model counts from the length of these pieces.
+
+    A model that adds `self.table[: x.shape[1]]` to its embedded tokens `x`, or sines of `torch.arange(x.shape[1])`,
+    counts places from their length. Where `x` is a rank's shard of the sequence, every shard begins at place 0. The
+    models of `transformers` count positions, and make the causal mask, from the length of their embedding's output.
+    Tokens may be sharded after that: norms and dropouts inside the blocks accept `sequence`, and the blocks the results
+    of `inputs`. What attention applies to whole sequences, as rotary tables to its heads, is right.
 
     Not `model.embed_tokens = rowwise(input = replicate, output = shard(1))`, but `rowwise(input = replicate, output =
     replicate)`.
@@ -86,8 +138,31 @@ class SequenceCutBeforePositions(Check):
 
     code = "LP425"
     slug = "sequence-cut-before-positions"
+    kinds = ("counted",)
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        found = list(self._embedded(analysis))
+        yield from found or self._met(analysis)
+
+    def _met(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Yield where a model's own forward combines pieces with what it counts."""
+        for span, items in self.mismatches(analysis):
+            first = items[0]
+            module = named(analysis, items)
+            behind = " inside of the blocks"
+            if first.path:
+                behind = f" behind {module}: `outputs(from = replicate, to = shard({first.got.dim}))`"
+            yield self.at(
+                span,
+                f"in {module} a piece of the sequence, `{first.got.describe()}` from "
+                f"{came_from(analysis, first.got)}, meets places that are counted from the length of that piece",
+                label="every rank would begin at place 0",
+                others=producer_lines(first.got, beside=span),
+                help=[f"let whole sequences arrive (`replicate`), and cut them{behind}"],
+            )
+
+    def _embedded(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        """Yield the embeddings of a model of `transformers` that leave pieces of the sequence."""
         manifest, shard = analysis.manifest, analysis.plan.shard_on("tp")
         if (
             analysis.plan.model.family != "huggingface"

@@ -34,6 +34,7 @@ from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.attention_call import AttentionCall, calls_from
 from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.models.manifests.changes import NO_CHANGES, ChangesByDtype, changes_from
+from legoai.specs.models.manifests.counted_places import NO_PLACES, CountedPlaces, places_from
 from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.host_draws import draws_from
 from legoai.specs.models.manifests.left_on_meta import left_from
@@ -41,7 +42,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, Tokens, reads_from
 
-FORMAT = 27
+FORMAT = 28
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -169,6 +170,8 @@ class ModuleInfo:
     mixes_tokens: str = ""
     """The first function, other than attention, with which forward itself combines tokens of a sequence; noted for
     models of other authors that take positions."""
+    places: CountedPlaces = NO_PLACES
+    """What forward counts, from the length of what it is given."""
     feature_uses: tuple[FeatureUse, ...] = ()
     """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
     attention_calls: tuple[AttentionCall, ...] = ()
@@ -217,6 +220,7 @@ class _Template:
             "outputs": tuple(raw["outputs"]),
             "random": raw.get("random", False),
             "mixes_tokens": raw.get("mixes_tokens", ""),
+            "places": places_from(raw.get("places")),
             "feature_uses": tuple(FeatureUse(*use) for use in raw.get("feature_uses", ())),
             "attention_calls": calls_from(raw.get("attention_calls", ())),
             "changes": changes_from(raw.get("changes")),

@@ -33,6 +33,7 @@ WITHOUT_EXAMPLE = {
     "LP313": "needs a device's file",
     "LP319": "needs a device's file",
     "LP316": "every built-in model calls attention without mask and dropout",
+    "LP317": "every built-in model computes with the positions that it is given",
     "LP318": "every built-in model combines tokens by attention alone",
     "LP418": "no built-in model has a fused layer",
     "LP425": "needs a config file",

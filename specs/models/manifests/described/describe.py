@@ -12,6 +12,7 @@ from torch import nn
 
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.first_values import FirstValues, unfilled_by
+from legoai.specs.models.manifests.counted_places import raw_places
 from legoai.specs.models.manifests.described.flow import Call
 from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of, require_positions_for_inputs
 from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
@@ -180,8 +181,12 @@ class _Describer:
             raw["strided"] = strided
         if call.random or (isinstance(module, Dropout) and module.p > 0):
             raw["random"] = True
-        if self.paths[module] in self.followed.mixing:
-            raw["mixes_tokens"] = self.followed.mixing[self.paths[module]]
+        pieces = self.followed.pieces
+        if self.paths[module] in pieces.mixing:
+            raw["mixes_tokens"] = pieces.mixing[self.paths[module]]
+        steps = self.followed.counted_steps.get(self.paths[module], {}) if self.shapes and followed else {}
+        if places := raw_places(pieces.places(self.paths[module], steps)):
+            raw["places"] = places
         if self.shapes and self.paths[module] in self.followed.changes:
             raw["changes"] = self.followed.changes[self.paths[module]]
         prefix = f"{self.paths[module]}." if self.paths[module] else ""

@@ -35,6 +35,8 @@ class Call:
     random: bool = False
     feature_uses: tuple[FeatureUse, ...] = ()
     attention_calls: tuple[AttentionCall, ...] = ()
+    made: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Identities of the tensors that each step returned or changed."""
 
 
 @dataclass(slots=True)
@@ -46,6 +48,8 @@ class _Frame:
     steps: list[Step] = field(default_factory=list)
     step_of: dict[int, int] = field(default_factory=dict)
     """The step that produced each tensor, by the tensor's identity."""
+    made: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Identities of the tensors of each step."""
     wholes: dict[int, int] = field(default_factory=dict)
     """The step that produced all features of a layer, by the storage that has them."""
     feature_uses: list[FeatureUse] = field(default_factory=list)
@@ -134,7 +138,7 @@ class FlowRecorder(TorchFunctionMode):
         frame = self._frames.pop()
         if frame.path not in self.calls:
             outputs = self._sources(frame, result)
-            frame.call.flow, frame.call.outputs, frame.call.feature_uses = _prune(frame, outputs)
+            _prune(frame, outputs)
             self.calls[frame.path] = frame.call
         self.calls[frame.path].random |= frame.call.random
         for attention in frame.call.attention_calls:
@@ -156,6 +160,7 @@ class FlowRecorder(TorchFunctionMode):
 
     def _made(self, frame: _Frame, tensors: list[torch.Tensor], step: int) -> None:
         self._kept += tensors
+        frame.made[step] = tuple(map(id, tensors))
         for tensor in tensors:
             frame.step_of[id(tensor)] = step
             if (key := self._features.whole(tensor)) is not None:
@@ -225,21 +230,22 @@ def _by_signature(module: nn.Module, kwargs: dict[str, Any]) -> list[tuple[str, 
     return sorted(kwargs.items(), key=lambda item: (place.get(item[0], len(declared)), item[0]))
 
 
-def _prune(frame: _Frame, outputs: tuple[int, ...]) -> tuple[tuple[Step, ...], tuple[int, ...], tuple[FeatureUse, ...]]:
-    """Keep inputs, calls, and steps that lead to a call or an output; renumber the rest."""
-    steps, needed = frame.steps, set(outputs)
+def _prune(frame: _Frame, outputs: tuple[int, ...]) -> None:
+    """Give a call its inputs, calls, and steps that lead to a call or an output; renumber the rest."""
+    steps, needed, call = frame.steps, set(outputs), frame.call
     for index in range(len(steps) - 1, -1, -1):
         if index in needed or steps[index].op in ("input", "call"):
             needed.add(index)
             needed.update(steps[index].inputs)
     number = {index: place for place, index in enumerate(sorted(needed))}
-    kept = (
+    call.flow = tuple(
         Step(steps[index].op, steps[index].name, tuple(number[source] for source in steps[index].inputs))
         for index in number
     )
-    uses = (
+    call.outputs = tuple(number[index] for index in outputs)
+    call.feature_uses = tuple(
         FeatureUse(number[use.step], number[use.whole], use.used)
         for use in frame.feature_uses
         if use.step in number and use.whole in number
     )
-    return tuple(kept), tuple(number[index] for index in outputs), tuple(uses)
+    call.made = {number[index]: tensors for index, tensors in frame.made.items() if index in number}

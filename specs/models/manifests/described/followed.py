@@ -28,17 +28,24 @@ from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
 from legoai.specs.models.manifests.described.functions import tensors_in
 from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
 from legoai.specs.models.manifests.described.last_layer import use_of_result
+from legoai.specs.models.manifests.described.pieces_of_sequences import (
+    PiecesOfSequences,
+    of_other_sizes,
+    pieces_of_sequences,
+    token_ids,
+)
+from legoai.specs.models.manifests.described.place_recorder import PlaceRecorder, Places, counted_dims
 from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.sparse_gradients import SparseGradients
 from legoai.specs.models.manifests.described.step_changes import step_changes
-from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.host_draws import HostDraws
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.manifests.result import unfit_result
 from legoai.specs.models.manifests.shapes import Shape, Sizes, other_sizes
+from legoai.specs.models.manifests.values_read import reads_a_value
 from legoai.specs.models.reads import Images, Reads, Tokens, reads_from
 from legoai.specs.models.torch_internals import (
     autocast_without_device,
@@ -66,8 +73,10 @@ class Followed:
     """As `Manifest.updated_unsaved`."""
     changed_parameters: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Paths of the parameters that a module's own forward changes, by its path."""
-    mixing: Mapping[str, str] = field(default_factory=dict)
-    """The modules that combine tokens outside of attention, by path, each with the first function that does."""
+    pieces: PiecesOfSequences = field(default_factory=PiecesOfSequences)
+    """What keeps the model from computing pieces of sequences."""
+    counted_steps: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
+    """As `CountedPlaces.steps`, by the paths of modules."""
     changes: Mapping[str, ChangesByDtype] = field(default_factory=dict)
     """What the modules change in place, by path."""
     mixed_dtypes: Sequence[MixedDtypes] = ()
@@ -145,6 +154,7 @@ def follow(
                     ChangedParameters(model) as changed,
                     InPlaceRecorder(model) as in_place,  # before others, which thereby see the results of casts
                     FlowRecorder(model) as recorder,
+                    PlaceRecorder(model, inputs) as places,
                     ShapeRecorder(noted) as shapes,
                     compiled_run_eagerly(functools.partial(compiled.append, None)),
                 ):
@@ -153,13 +163,17 @@ def follow(
                 reads = reads_of(model)
                 unfit = None if reads is None else unfit_result(reads, inputs, result)
                 changes, mixed = _in_half_precision(model, inputs, in_place.changes)
+                by_sizes, counted = _of_sizes(model, inputs, noted, shapes, places)
                 return Followed(
                     calls=recorder.calls,
-                    shapes=_shapes(model, inputs, noted, shapes),
+                    shapes=by_sizes,
+                    counted_steps={
+                        path: counted_dims(counted, call.made) for path, call in recorder.calls.items() if counted
+                    },
                     updated=updated.names,
                     updated_unsaved=updated.unsaved,
                     changed_parameters=changed.by_module,
-                    mixing=_mixing(model, inputs, routed),
+                    pieces=pieces_of_sequences(model, inputs, routed),
                     changes=changes,
                     mixed_dtypes=mixed,
                     result_uses=_result_uses(model, inputs, result, recorder.linear_results),
@@ -180,7 +194,8 @@ def follow(
     # Reasons that differ by numbers are one.
     reasons = {re.sub(r"\d+", "", reason): reason for reason in map(_reason, reversed(errors.values()))}
     is_authors = not type(model).__module__.startswith("transformers.")
-    can_be_told = is_authors and not hasattr(model, "example_inputs")
+    reads_values = all(map(reads_a_value, reasons.values()))  # no other inputs would help
+    can_be_told = is_authors and not hasattr(model, "example_inputs") and not reads_values
     tried = " and ".join(f"{samples} samples of {tokens}" for samples, tokens in _TRIED)
     advice = f" ({tried} tokens were tried); a method example_inputs() may say what it takes" if can_be_told else ""
     return Followed(
@@ -222,41 +237,25 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {textwrap.shorten(str(error), 300, placeholder=' ...')}"
 
 
-def _shapes(
-    model: nn.Module, inputs: tuple[Any, ...], noted: Mapping[str, nn.Module], first: ShapeRecorder
-) -> dict[str, tuple[Shape | None, Shape | None]]:
-    """Run a model of token ids at another size, and return what modules take and give by samples and tokens."""
-    ids = _token_ids(inputs)
+def _of_sizes(
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    noted: Mapping[str, nn.Module],
+    first: ShapeRecorder,
+    first_places: PlaceRecorder,
+) -> tuple[dict[str, tuple[Shape | None, Shape | None]], Places | None]:
+    """Run a model of token ids at another size; return what modules take and give by samples and tokens, and count."""
+    ids = token_ids(inputs)
     if not noted or ids is None:
-        return {}
+        return {}, None
     sizes = ids.shape[0], ids.shape[1]
+    given = of_other_sizes(inputs, sizes)
     try:
-        with torch.no_grad(), ShapeRecorder(noted) as second:
-            model(*_of_other_sizes(inputs, sizes))
+        with torch.no_grad(), ShapeRecorder(noted) as second, PlaceRecorder(model, given) as places:
+            model(*given)
     except Exception:  # it may have a size of its own, for which it states `example_inputs`
-        return followed_shapes(first, None, sizes)
-    return followed_shapes(first, second, sizes)
-
-
-def _mixing(model: nn.Module, inputs: tuple[Any, ...], routed: Sequence[nn.Module]) -> dict[str, str]:
-    """Return the modules that combine tokens outside of attention, each with the first function that does.
-
-    Only a model that takes positions can compute pieces of sequences; of one that runs at a single size nothing is
-    known.
-    """
-    ids = _token_ids(inputs)
-    if ids is None or "positions" not in inspect.signature(model.forward).parameters:
-        return {}
-    sizes = (ids.shape[0], ids.shape[1])
-    others = _of_other_sizes(inputs, sizes)
-    recorders = TokenRecorder(model, inputs, routed), TokenRecorder(model, others, routed)
-    try:
-        for recorder, given in zip(recorders, (inputs, others), strict=True):
-            with torch.no_grad(), recorder:
-                recorder.end(model(*given))
-    except Exception:  # it may run at one size alone
-        return {}
-    return mixing(*recorders, sizes, other_sizes(sizes))
+        return followed_shapes(first, None, sizes), None
+    return followed_shapes(first, second, sizes), Places(first_places, places, sizes, other_sizes(sizes))
 
 
 def _in_half_precision(
@@ -326,18 +325,6 @@ def _in_bf16(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for tensor, data in before:
             tensor.data = data
-
-
-def _token_ids(inputs: tuple[Any, ...]) -> torch.Tensor | None:
-    return next((item for item in inputs if isinstance(item, torch.Tensor) and item.dim() == 2), None)
-
-
-def _of_other_sizes(inputs: tuple[Any, ...], sizes: Sizes) -> tuple[Any, ...]:
-    """Return the inputs with token ids of other sizes."""
-    others = other_sizes(sizes)
-    return tuple(
-        item.new_zeros(others) if isinstance(item, torch.Tensor) and item.shape == sizes else item for item in inputs
-    )
 
 
 def _cast(value: Any, *, dtype: torch.dtype) -> Any:

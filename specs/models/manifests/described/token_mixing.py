@@ -79,9 +79,12 @@ class TokenRecorder(TorchFunctionMode):
         model: on the meta device.
         inputs: of its forward.
         routed: modules of `model` that send tokens to experts.
+        beside: tensors that its forward is given and that are no activations: positions.
     """
 
-    def __init__(self, model: nn.Module, inputs: Sequence[Any], routed: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Sequence[Any], routed: Sequence[nn.Module], beside: Sequence[torch.Tensor] = ()
+    ) -> None:
         super().__init__()
         self.operations: list[_Operation] = []
         self._paths = {module: path for path, module in model.named_modules()}
@@ -90,7 +93,7 @@ class TokenRecorder(TorchFunctionMode):
         self._kept: list[torch.Tensor] = tensors_in(inputs)
         self._activations = {id(tensor) for tensor in self._kept}
         self._indices = TokenIndices(self._kept)
-        self._liveness = Liveness(model, self._kept)
+        self._liveness = Liveness(model, [*self._kept, *beside])
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> TokenRecorder:

@@ -185,3 +185,37 @@ def test_random_numbers_that_ranks_draw_on_the_host(tmp_path: Path, how: str, pl
         assert message in item.message
         assert item.help[0].startswith("draw from a generator of the model's own")
         assert item.others[0].text == f"{ranks} ranks"
+
+
+ENCODER = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+        layer = nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1], device=tokens.device)
+        return self.head(self.encoder(self.embed(tokens), mask=mask))
+"""
+
+
+@pytest.mark.parametrize(("layer", "found"), [("self_attn.out_proj", True), ("linear2", False)])
+def test_attention_of_torch_that_cannot_be_followed_refuses_styles_of_its_last_layer(
+    tmp_path: Path, layer: str, found: bool
+) -> None:
+    """torch reads values of a mask to tell whether it is causal; other inputs would not help."""
+    (tmp_path / "net.py").write_text(ENCODER)
+    styles = f"shard on tp {{ encoder.layers.*.{layer} = rowwise(input = replicate) }}"
+    linted = diagnostics(f'model python("net:Net")\nmesh (dp_shard = 4, tp = 2)\n{styles}', tmp_path)
+    said = {item.code: item.message for item in linted}
+    assert "Tensor.item() cannot be called" in said["LP441"]
+    assert "example_inputs" not in said["LP441"]
+    assert ("LP420" in said) is found
+    if found:
+        assert said["LP420"].startswith("`encoder.layers.*.self_attn.out_proj` is never called")
