@@ -15,10 +15,10 @@ from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.dsl.analysis.facts import listed, name_of
+from legoai.dsl.analysis.graph_breaks import first_graph_break
 from legoai.dsl.analysis.magnitudes.bounds import unaligned_layers, unaligned_vocabulary
 from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.parallelism.float8 import converted_layers
-from legoai.dsl.analysis.parallelism.graph_breaks import first_graph_break
 from legoai.lowering.profile import ProfileKey, UnusableProfileError, saved_profile
 from legoai.runtime.errors import RunErrorCode
 from legoai.specs.directives.compile import Inductor

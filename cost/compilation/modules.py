@@ -2,8 +2,8 @@
 
 The hooks of FSDP units, which dynamo leaves out of the graph, run before and after it. Structurally equal modules share
 one graph. Where units or experts inside of a module break its graph, the largest modules without a break are compiled
-one by one, and what lies between them runs operator by operator (:func:`parts_of`). Modules that a real run would
-compute wrongly are rejected.
+one by one, and what lies between them runs operator by operator (:func:`parts_of`). Of a checkpoint in the graph around
+a break nothing is compiled. Modules that a real run would compute wrongly are rejected.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from legoai.runtime.torch_internals.compiler.graphs import (
     forward_pre_hooks_of_all_modules,
 )
 from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
+from legoai.runtime.torch_internals.distributed.fake_world import CheckpointWrapper
 from legoai.runtime.torch_internals.operators import OpOverload, tree_flatten
 from legoai.runtime.torch_internals.patching import patched
 from legoai.runtime.wrapped import local_part
@@ -245,8 +246,15 @@ def has_graph_break(module: nn.Module) -> bool:
 
 
 def parts_of(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the largest modules inside of a module whose graphs do not break; dynamo's graphs contain them."""
-    if runs_uncompiled(module):  # with all that it calls
+    """Yield the largest modules inside of a module whose graphs do not break; dynamo's graphs contain them.
+
+    Experts that break the graph disable dynamo for all that they call, and so does `torch.utils.checkpoint` where
+    dynamo does not trace it as a whole (PyTorch 2.13).
+
+    Args:
+        module: whose graph breaks, or a list of modules.
+    """
+    if runs_uncompiled(module) or isinstance(module, CheckpointWrapper):
         return
     for child in module.children():
         if has_graph_break(child) or type(child).forward is nn.Module.forward:  # a list is never called

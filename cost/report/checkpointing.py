@@ -15,8 +15,8 @@ from legoai.cost.timing.breakdown import pattern_of
 from legoai.cost.trace.records import PART_OF, Collective, Copy, HostKernel, Kernel
 from legoai.cost.trace.segments import Instance
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
-from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import grouped, listed, of_innermost
+from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
@@ -120,7 +120,7 @@ def never_called(estimate: Estimate, causes: Causes) -> Iterator[Diagnostic]:
     analysis = causes.analysis
     if is_traced(analysis):
         return
-    compiled = compiled_modules(analysis)
+    compiled = effectively_compiled(analysis)
     called: dict[str, set[str]] | None = None
     for rule, paths in grouped(recomputed_modules(analysis).items()):
         if not isinstance(rule.treatment, Selective) or any(of_innermost(path, compiled) for path in paths):

@@ -9,9 +9,9 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.computation.checkpoint import random_modules
-from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.stages.pipeline import is_staged, stages_of_ranks
 from legoai.specs.directives.compile import Inductor
 from legoai.specs.directives.hole import Hole, Undecided
@@ -121,7 +121,7 @@ def _drawn_by_inductor(analysis: Analysis) -> set[str]:
     """The modules that draw random numbers in kernels of torch.compile."""
     if analysis.manifest is None:
         return set()
-    compiled = {path for path, rule in compiled_modules(analysis).items() if isinstance(rule.treatment, Inductor)}
+    compiled = {path for path, rule in effectively_compiled(analysis).items() if isinstance(rule.treatment, Inductor)}
     return {path for path in random_modules(analysis) if not compiled.isdisjoint((path, *holders(path)))}
 
 

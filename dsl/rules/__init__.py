@@ -41,6 +41,7 @@ MODULES: Final = (
     "rules.computation.recurrent",
     "rules.computation.synchronised",
     "rules.computation.untraced",
+    "rules.computation.broken_checkpoints",
     "rules.computation.checkpoint",
     "rules.computation.random_state",
     "rules.computation.operator_names",

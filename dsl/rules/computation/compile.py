@@ -8,13 +8,14 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
+from legoai.dsl.analysis.graph_breaks import hooked_modules
 from legoai.dsl.analysis.parallelism.async_tp import split_by_async_tp
 from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
 from legoai.dsl.analysis.parallelism.graph import is_traced
-from legoai.dsl.analysis.parallelism.graph_breaks import hooked_modules
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.computation.broken_checkpoints import cures
 from legoai.dsl.rules.devices.mesh import legal_divisors
 from legoai.specs.directives.compile import AotEager, Inductor, NotCompiled
 
@@ -101,6 +102,7 @@ class CompileOverUnits(Check):
             maker = units[pair[1]]
             assert rule.origin.span is not None
             assert maker is not None
+            further = [] if sharded else [*cures(analysis, pair[0])]
             what = "compiled under tensor parallelism" if sharded else "one graph"
             yield self.at(
                 rule.origin.span,
@@ -109,9 +111,10 @@ class CompileOverUnits(Check):
                 others=[Label(maker, "makes units inside of it")],
                 help=[
                     "compile the units instead" + ("" if sharded else ", or allow breaks with `fullgraph = false`"),
+                    *further,
                     *(["`fsdp … (backend = graph)` traces the whole step as one graph"] if analysis.plan.fsdp else []),
                 ],
-                fix=None if sharded else replacement(rule.treatment, "fullgraph", "false"),
+                fix=None if sharded or further else replacement(rule.treatment, "fullgraph", "false"),
             )
 
 

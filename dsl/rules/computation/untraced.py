@@ -14,6 +14,7 @@ from legoai.dsl.analysis.facts import below, grouped, is_within, name_of, replac
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.computation.broken_checkpoints import cures
 
 if TYPE_CHECKING:
     from legoai.specs.models.manifests.manifest import Manifest
@@ -46,14 +47,15 @@ class BackwardHookCompiled(Check):
             path, hook = next(pairs, ("", None))
             if hook is None or not rule.treatment.fullgraph:
                 continue
+            further = [*cures(analysis, path)]
             inside = "its checkpoint, which is in the graph," if hook == path else f"`{general(manifest, hook)}`"
             yield self.at(
                 rule.path_origin.written,
                 f"`{name_of(path)}` cannot be one graph: {inside} has backward hooks, which torch's compiler does not "
                 "trace",
                 label="compiled",
-                help=["allow breaks with `fullgraph = false`, or compile modules that hold no hooks"],
-                fix=replacement(rule.treatment, "fullgraph", "false"),
+                help=["allow breaks with `fullgraph = false`, or compile modules that hold no hooks", *further],
+                fix=None if further else replacement(rule.treatment, "fullgraph", "false"),
             )
 
 
@@ -88,11 +90,7 @@ class AssignedInCheckpoint(Check):
                 "compiler does not trace",
                 label="compiled with the checkpoint",
                 others=[Label(analysis.rule_span(checkpointed[path]), "recomputes it")],
-                help=[
-                    "allow breaks with `fullgraph = false`, or recompute the compiled module itself by `full`",
-                    *_in_place(manifest, manifest.modules[path].child_path(attribute)),
-                ],
-                fix=replacement(rule.treatment, "fullgraph", "false"),
+                help=[*cures(analysis, path), *_in_place(manifest, manifest.modules[path].child_path(attribute))],
             )
 
 
@@ -115,13 +113,14 @@ class ReadInGraph(Check):
             path = next((path for path in paths if is_within(reader, path)), None)
             if path is None or not rule.treatment.fullgraph:
                 continue
+            further = [*cures(analysis, path)]
             which = "it" if path == reader else f"`{general(manifest, reader)}`"
             yield self.at(
                 rule.path_origin.written,
                 f"`{name_of(path)}` cannot be one graph: {which} reads values of tensors ({why})",
                 label="compiled",
-                help=["allow breaks with `fullgraph = false`, or let forward decide by shapes only"],
-                fix=replacement(rule.treatment, "fullgraph", "false"),
+                help=["allow breaks with `fullgraph = false`, or let forward decide by shapes only", *further],
+                fix=None if further else replacement(rule.treatment, "fullgraph", "false"),
             )
 
 

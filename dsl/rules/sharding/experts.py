@@ -21,6 +21,7 @@ from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
+from legoai.dsl.rules.computation.broken_checkpoints import cures
 from legoai.specs.directives.compile import AotEager, Inductor
 
 
@@ -28,10 +29,11 @@ class ExpertsInOneGraph(Check):
     """One graph of a module whose experts take a number of tokens that differs from call to call.
 
     Experts on several ranks, and experts with a capacity, wait for the number of tokens that arrive or are kept. A
-    compiled module has a graph break there, which `fullgraph = true`, the default, does not allow. Inductor does not
-    take the experts of built-in models in another dtype than bf16 either, which multiply one after another by the
-    numbers of their rows. Under `backend = graph` no break is needed: such experts run operator by operator, and
-    everything around them is compiled.
+    compiled module has a graph break there, which `fullgraph = true`, the default, does not allow. In a checkpoint that
+    is compiled with its module, as with `selective`, a break leaves nothing compiled: there `full` is needed, or rules
+    for the parts around the experts. Inductor does not take the experts of built-in models in another dtype than bf16
+    either, which multiply one after another by the numbers of their rows. Under `backend = graph` no break is needed:
+    such experts run operator by operator, and everything around them is compiled.
 
     ## Example
     ```
@@ -66,7 +68,7 @@ class ExpertsInOneGraph(Check):
                 f"`{name_of(path)}` cannot be one graph: how many tokens `{inside}` takes differs from call to call",
                 label="one graph",
                 others=[Label(analysis.rule_span(found[inside]), "these experts")],
-                help=["write `fullgraph = false`"],
+                help=["write `fullgraph = false`", *cures(analysis, path)],
             )
             return
         yield from self._one_by_one(analysis)

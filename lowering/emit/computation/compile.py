@@ -2,8 +2,9 @@
 
 A fully recomputed module is compiled first and then checkpointed, because compiling a checkpoint wrapper around
 DTensors fails. A module with selective checkpointing is checkpointed first, because the policy is about operators,
-which a compiled module no longer has; the compiler then saves and recomputes by the policy. A budget of a compiled
-module is the compiler's own, and needs no checkpointing.
+which a compiled module no longer has; the compiler then saves and recomputes by the policy. Where the graph of such a
+module breaks, nothing of it would be compiled, and no call is made; lint reports that. A budget of a compiled module is
+the compiler's own, and needs no checkpointing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from legoai.dsl.analysis.compiled_checkpoints import compiled_after_checkpoint
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules, compiler_budgets
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
+from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
@@ -48,7 +50,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     if is_traced(lowering.analysis):
         _name_regions(lowering, draft, lowering.note(directive))
         return
-    compiled, recomputed = compiled_modules(lowering.analysis), checkpointed_modules(lowering.analysis)
+    compiled, recomputed = effectively_compiled(lowering.analysis), checkpointed_modules(lowering.analysis)
     body: list[Statement] = []
     if directive.async_tp:
         draft.imports.name("legoai.runtime", "overlap_tensor_parallel")
