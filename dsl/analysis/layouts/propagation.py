@@ -375,8 +375,8 @@ class Propagation:
                 made.append(self._call(info.child_path(step.name), taken))
             else:
                 made.append(self.operation(info, step, taken))
-            if place in info.places.steps and made[-1].state == "any":  # what a style cuts was counted as a whole
-                made[-1] = replace(made[-1], counted=info.places.steps[place])
+            if made[-1].state == "any" and (dims := info.places.dims_of(place)):  # what a style cuts was counted whole
+                made[-1] = replace(made[-1], counted=dims)
         for path, piece in drawn_on_pieces(self.manifest, self.styles, info, made):
             self._find("drawn", path, piece, rule=self.styles.get(path))
         results = [made[index] for index in info.outputs]

@@ -29,7 +29,7 @@ class PiecesOfSequences:
 
     def places(self, path: str, steps: Mapping[int, tuple[int, ...]]) -> CountedPlaces:
         """What a module's forward counts, among it `steps` of its flow."""
-        return CountedPlaces(self.counting.get(path, ""), self.ignores_positions and not path, steps)
+        return CountedPlaces(self.counting.get(path, ""), self.ignores_positions and not path, tuple(steps.items()))
 
 
 def token_ids(inputs: Sequence[Any]) -> torch.Tensor | None:

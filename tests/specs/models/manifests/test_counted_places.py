@@ -238,7 +238,5 @@ def test_steps_of_a_flow_that_tell_places_are_noted_with_their_dims() -> None:
     with meta_device():
         manifest = describe(Embedded(), "net", shapes=True)
     flow = manifest.modules["places"].flow
-    assert {flow[step].name: dims for step, dims in manifest.modules["places"].places.steps.items()} == {
-        "getitem": (-2,)
-    }
+    assert {flow[step].name: dims for step, dims in manifest.modules["places"].places.steps} == {"getitem": (-2,)}
     assert not manifest.modules[""].places.steps
