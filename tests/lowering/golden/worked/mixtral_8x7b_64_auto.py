@@ -93,7 +93,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     2. `apply_checkpoint`: before units are made, so that their hooks enclose the recomputation.
     3. `apply_fsdp`: after all wrappers, so that the hooks that gather parameters enclose them.
     """
-    expert_mesh = split_off_experts(mesh["dp_shard"], ep=4)  # mixtral_8x7b_64_auto.plan:9
+    expert_mesh = split_off_experts(mesh["dp_shard"], ep=8)  # mixtral_8x7b_64_auto.plan:9
     apply_expert_parallel(model, expert_mesh["ep"])  # mixtral_8x7b_64_auto.plan:11
     apply_checkpoint(model)  # mixtral_8x7b_64_auto.plan:17
     apply_fsdp(model, mesh["dp_shard"], expert_mesh["dp_shard_mod_ep"])  # mixtral_8x7b_64_auto.plan:13
