@@ -46,14 +46,12 @@ def fitted(dense: dict[str, Any], found: Sequence[Measurement]) -> dict[str, Any
 
     def curve(values: Sequence[float]) -> dict[str, Any]:
         rate, more = (math.exp(value) for value in values)
-        tiles = [[rows, columns, 1.0 if place == 0 else share] for place, (rows, columns, share) in enumerate(tiled)]
-        return {**dense, "tiles": tiles, "efficiency": rate, "sustained": None, "more_of_group": more}
+        return {**dense, "efficiency": rate, "sustained": None, "more_of_group": more}
 
     def loss(values: Sequence[float]) -> float:
         formula = ProductCurve.read(curve(values))
         return statistics.fmean(abs(math.log(seconds / sum(map(formula.seconds, work)))) for work, seconds in found)
 
-    tiled = dense["tiles"]
     best = min(
         (minimize(loss, [math.log(0.6), math.log(more)], method="Nelder-Mead") for more in (50.0, 200.0)),
         key=lambda one: float(one.fun),

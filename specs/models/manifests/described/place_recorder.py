@@ -6,14 +6,13 @@ are not computed from tokens, and differ from place to place: where they meet ac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
+from legoai.specs.models.manifests.described.function_recorder import FunctionRecorder
 from legoai.specs.models.manifests.described.functions import (
     function_name,
     operation_of,
@@ -68,7 +67,7 @@ class Counted(NamedTuple):
     """Those that are as long as the sequence or follow its length, counted from the last (-1)."""
 
 
-class PlaceRecorder(TorchFunctionMode):
+class PlaceRecorder(FunctionRecorder):
     """Records, while entered, the operations of a forward.
 
     Tensors are kept alive until the recorder is deleted, so that identities stay unique: record on the meta device.
@@ -87,37 +86,25 @@ class PlaceRecorder(TorchFunctionMode):
         positions: torch.Tensor | None = None,
         routed: Collection[nn.Module] = (),
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         self.operations: list[_Operation] = []
         self.inputs = {id(tensor) for tensor in tensors_in(inputs)}
         self.owned = {id(tensor): path for path, tensor in (*model.named_parameters(), *model.named_buffers())}
         self._positions = positions
         self._model, self._given = model, [*tensors_in(inputs), *(() if positions is None else (positions,))]
-        self._paths = {module: path for path, module in model.named_modules()}
         self._routed = set(routed)
-        self._within: list[tuple[nn.Module, Call]] = []
+        self._entered: list[Call] = []
         self._calls: dict[str, int] = {}
-        self._handles: list[RemovableHandle] = []
-
-    def __enter__(self) -> PlaceRecorder:
-        for module in self._paths:
-            self._handles.append(module.register_forward_pre_hook(self._enter))
-            self._handles.append(module.register_forward_hook(self._leave))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        for handle in self._handles:
-            handle.remove()
 
     def _enter(self, module: nn.Module, _: Any) -> None:
+        super()._enter(module, _)
         path = self._paths[module]
         self._calls[path] = self._calls.get(path, -1) + 1
-        self._within.append((module, (path, self._calls[path])))
+        self._entered.append((path, self._calls[path]))
 
     def _leave(self, *_: Any) -> None:
-        self._within.pop()
+        super()._leave(*_)
+        self._entered.pop()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -139,11 +126,11 @@ class PlaceRecorder(TorchFunctionMode):
             taken = taken[:1]
         self.operations.append(
             _Operation(
-                call=self._within[-1][1] if self._within else ("", 0),
+                call=self._entered[-1] if self._entered else ("", 0),
                 name=name,
                 taken=tuple(taken),
                 made=(*made, *changed),
-                is_routed=any(module in self._routed for module, _ in self._within),
+                is_routed=not self._routed.isdisjoint(self._within),
                 may_do_more=not made and not changed,
             )
         )
@@ -180,7 +167,6 @@ class Places:
         self._owned = first.owned
         self._sizes, self._others = sizes, others
         self._activations = set(first.inputs)
-        again: dict[Call, Iterator[_Operation]] = {}
         by_call: dict[Call, list[_Operation]] = {}
         for item in second.operations:
             by_call.setdefault(item.call, []).append(item)

@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.described.feature_uses import OVER_DIMS, dims_over
+from legoai.specs.models.manifests.described.function_recorder import FunctionRecorder
 from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
 from legoai.specs.models.manifests.described.liveness import Liveness
 from legoai.specs.models.manifests.described.token_indices import TokenIndices
@@ -69,7 +68,7 @@ class _Operation(NamedTuple):
     is_live: bool = True
 
 
-class TokenRecorder(TorchFunctionMode):
+class TokenRecorder(FunctionRecorder):
     """Records, while entered, the operations of a forward on activations: what is computed from its inputs.
 
     Those of routed feed-forwards are left out: they sort and count tokens, and the tokens stay apart.
@@ -85,31 +84,13 @@ class TokenRecorder(TorchFunctionMode):
     def __init__(
         self, model: nn.Module, inputs: Sequence[Any], routed: Sequence[nn.Module], beside: Sequence[torch.Tensor] = ()
     ) -> None:
-        super().__init__()
+        super().__init__(model)
         self.operations: list[_Operation] = []
-        self._paths = {module: path for path, module in model.named_modules()}
         self._left_out = set(routed)
-        self._within: list[nn.Module] = []
         self._kept: list[torch.Tensor] = tensors_in(inputs)
         self._activations = {id(tensor) for tensor in self._kept}
         self._indices = TokenIndices(self._kept)
         self._liveness = Liveness(model, [*self._kept, *beside])
-        self._handles: list[RemovableHandle] = []
-
-    def __enter__(self) -> TokenRecorder:
-        for module in self._paths:
-            self._handles.append(module.register_forward_pre_hook(lambda entered, _: self._within.append(entered)))
-            self._handles.append(module.register_forward_hook(self._leave))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        for handle in self._handles:
-            handle.remove()
-
-    def _leave(self, *_: Any) -> None:
-        self._within.pop()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
