@@ -106,8 +106,12 @@ def effectively_compiled(analysis: Analysis) -> dict[str, PathRule[Any]]:
 
 
 def break_inside(analysis: Analysis, path: str) -> str | None:
-    """Return the first module at which the graph of a checkpointed one breaks; None without a known break."""
-    assert analysis.manifest is not None, "a model with checkpointed modules"
+    """Return the first module at which a graph of a module would break; None without a known break.
+
+    Raises:
+        Undecided: a rule's treatment is a hole.
+    """
+    assert analysis.manifest is not None, "a model that can be inspected"
     module = analysis.manifest.modules[path]
     assigning = module.child_path(module.assigned[0]).rpartition(".")[0] if module.assigned else None
     return _breaks(analysis).get(path, assigning)
@@ -117,7 +121,7 @@ def break_inside(analysis: Analysis, path: str) -> str | None:
 def _breaks(analysis: Analysis) -> dict[str, str]:
     """Return the first module at which a graph breaks, by the path of each that holds it."""
     manifest = analysis.manifest
-    assert manifest is not None, "a model with checkpointed modules"
+    assert manifest is not None, "a model that can be inspected"
     own = [*changed_experts(analysis), *(path for path, info in manifest.modules.items() if info.backward_hooks)]
     if manifest.graph_break is not None:
         own.append(manifest.graph_break[0])

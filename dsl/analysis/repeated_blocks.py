@@ -10,7 +10,8 @@ from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import prefetching_units, unit_buckets
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
-from legoai.dsl.analysis.facts import below, following
+from legoai.dsl.analysis.facts import below, following, is_within
+from legoai.dsl.analysis.graph_breaks import break_inside, effectively_compiled
 from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
@@ -18,6 +19,7 @@ from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
 from legoai.dsl.analysis.passages import passages
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.specs.directives.comm import Units
+from legoai.specs.directives.compile import Inductor
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifests.block_list import BlockList
 from legoai.specs.plan import Plan
@@ -32,8 +34,8 @@ def block_classes(analysis: Analysis) -> BlockClasses:
 
     Blocks of a class have equal structure, forward does the same with them, and every statement treats them by the same
     rules. Left out are lists of which a block is not gathered and reduced on its own, those that forward does not go
-    through block by block, and all lists where the step is one graph, in which blocks overlap. Stages that are graphs
-    are compared as a whole.
+    through block by block, and lists in one graph, in which blocks overlap: all where the step is one, and those of a
+    module that inductor compiles without breaks among the blocks. Stages that are graphs are compared as a whole.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -43,10 +45,12 @@ def block_classes(analysis: Analysis) -> BlockClasses:
         return ()
     treatments = list(_treatments(analysis))
     apart, passage_of = _treated_apart(analysis), passages(analysis)
+    fused = [] if is_staged(analysis) else _fused_lists(analysis)
     found = tuple(
         (blocks.path, _classes(blocks, [*treatments, dict(zip(blocks.paths, passage_of[blocks.path], strict=True))]))
         for blocks in analysis.manifest.block_lists
-        if blocks.path in passage_of and not any(below(path, blocks.path) for path in apart)
+        if blocks.path in passage_of and blocks.path not in fused
+        if not any(below(path, blocks.path) for path in apart)
     )
     if _prefetched(analysis.plan) is None:
         return found
@@ -94,6 +98,15 @@ def _classes(blocks: BlockList, treatments: Sequence[Mapping[str, object]]) -> t
                     of_block[name][number, rest] = rule
     known: dict[frozenset[object], int] = {}
     return tuple(known.setdefault(frozenset(found.items()), len(known)) for found in of_block.values())
+
+
+def _fused_lists(analysis: Analysis) -> list[str]:
+    """Return the paths of the lists of which inductor compiles all blocks as one graph."""
+    assert analysis.manifest is not None
+    compiled = effectively_compiled(analysis)
+    around = [path for path, rule in compiled.items() if isinstance(rule.treatment, Inductor)]
+    lists = (blocks.path for blocks in analysis.manifest.block_lists if break_inside(analysis, blocks.path) is None)
+    return [path for path in lists if any(is_within(path, module) for module in around)]
 
 
 def _prefetched(plan: Plan) -> Units | None:

@@ -39,6 +39,20 @@ def test_blocks_of_whole_list_loops_share_a_class(body: str):
     assert classes(body) == "0" * 12
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("fsdp on dp_shard { root = unit }\ncompile { root = inductor }", False),
+        ("fsdp on dp_shard { root = unit }\ncompile { root = aot_eager }", True),
+        ("fsdp on dp_shard { root = unit }\ncompile { layers.* = inductor }", True),
+        (UNITS.format("compile { root = inductor(fullgraph = false) }"), True),
+    ],
+)
+def test_blocks_in_one_graph_of_inductor_have_no_classes(body: str, expected: bool):
+    found = lowered(PLAN.format(mesh="dp_shard = 2", body=body)).block_classes
+    assert [path for path, _ in found] == ["layers"] * expected
+
+
 def test_blocks_of_equal_stages_share_a_class():
     assert classes("pipeline on pp (schedule = 1F1B)", "pp = 2") == "0" * 12
 
