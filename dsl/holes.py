@@ -277,7 +277,7 @@ def _written(node: Auto, found: Resolution) -> list[str]:
 
 
 def uses_of(value: Any, span: Span) -> Iterator[Use]:
-    """Return the spans of a plan at which the hole occurs."""
+    """Yield the spans of a plan at which the hole occurs."""
     if isinstance(value, Plan):
         for directive in value.directives():
             yield from uses_of(directive, span)

@@ -237,7 +237,7 @@ def _used_lets(resolution: Resolution) -> set[Span]:
 
 
 def _named_in(resolution: Resolution, causes: Sequence[Diagnostic]) -> set[str]:
-    """Yield the words of unreadable statements, which may be uses of `let` names."""
+    """Return the words of unreadable statements, which may be uses of `let` names."""
     spans = [*resolution.damaged, *(item.span for item in resolution.file.statements)]
     begins = (cause.label.span for cause in causes)
     wrong = Spans(begin._replace(end=begin.start + 1) for begin in begins)

@@ -194,7 +194,7 @@ class Analysis:
         return found
 
     def parts_by_path(self, rule: PathRule[Any], matched: Sequence[str]) -> dict[str, PathRule[Any]]:
-        """Yield the modules that a rule matches, in order, each with the applicable part of the rule.
+        """Return the modules that a rule matches, in order, each with the applicable part of the rule.
 
         Raises:
             Undecided: the rule depends on stages whose modules are not decided.

@@ -70,7 +70,7 @@ def look_ahead(analysis: Analysis) -> int:
 
 
 def _treatments(analysis: Analysis) -> Iterator[Mapping[str, object]]:
-    """Return the treatments of each statement, by the path of a module or parameter."""
+    """Yield the treatments of each statement, by the path of a module or parameter."""
     plan = analysis.plan
     yield {path: id(unit.rule) for path, unit in fsdp_units(analysis).items() if unit.rule is not None}
     yield {path: id(rule) for path, rule in recomputed_modules(analysis).items()}
@@ -115,7 +115,7 @@ def _prefetched(plan: Plan) -> Units | None:
 
 
 def _treated_apart(analysis: Analysis) -> list[str]:
-    """Yield modules that share a collective with others, and units with explicit prefetching."""
+    """Return modules that share a collective with others, and units with explicit prefetching."""
     assert analysis.manifest is not None
     buckets = (*unit_buckets(analysis), *gradient_buckets(analysis))
     apart = [path for bucket in buckets if len(bucket.paths) > 1 for path in bucket.paths]

@@ -402,7 +402,7 @@ def our_form(word: str) -> str | None:
 
 
 def torchtitan() -> Iterator[tuple[str, str]]:
-    """Return options of TorchTitan's configuration, as it writes them, with the equivalent statement, or a sentence."""
+    """Yield options of TorchTitan's configuration, as it writes them, with the equivalent statement, or a sentence."""
     for section, options in TORCHTITAN:
         names = ", ".join(f"`{section}.{options[0]}`" if item == options[0] else f"`{item}`" for item in options)
         for word in (options[0], f"{section}_{options[0]}", section):

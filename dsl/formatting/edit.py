@@ -17,7 +17,7 @@ class EditError(ValueError):
 
 
 def holes(file: PlanFile) -> Iterator[Auto]:
-    """Return every `auto` of the file, with an answer or without, in the order of the text."""
+    """Yield every `auto` of the file, with an answer or without, in the order of the text."""
     for statement in file.statements:
         yield from _holes(statement)
 

@@ -299,7 +299,7 @@ class _Writer:
 def _matched(
     items: Iterable[Argument], declared: type[Declared], given: frozenset[str]
 ) -> Iterator[tuple[int, Option]]:
-    """Return the option that each argument gives, by name or position, or as a bare name."""
+    """Yield the option that each argument gives, by name or position, or as a bare name."""
     positional = [option for option in declared.options if option.field not in given]
     for index, item in enumerate(items):
         flag = flag_of(item, declared)

@@ -309,7 +309,7 @@ class _Printer:
         return _Group(opening, items, closing, start, end, commented or (breaks and can_break), can_break)
 
     def _value(self, node: Value, level: int = _SUM) -> Iterator[_Piece]:
-        """Return the pieces of a value, in parentheses where precedence requires them."""
+        """Yield the pieces of a value, in parentheses where precedence requires them."""
         own = _level(node)
         if own < level:
             yield "("
@@ -405,7 +405,7 @@ def _pad(run: Sequence[_Row]) -> None:
 
 
 def _with_comments(lines: Sequence[_Line]) -> Iterator[str]:
-    """Return the lines with their comments, aligned on consecutive lines of one indentation."""
+    """Yield the lines with their comments, aligned on consecutive lines of one indentation."""
     index = 0
     while index < len(lines):
         end = index + 1

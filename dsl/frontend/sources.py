@@ -94,7 +94,7 @@ class Excluded(Record):
 
 
 def named(arguments: Sequence[str], excluded: Excluded | None = None) -> Iterator[str]:
-    """Return the arguments, with each directory replaced by the plans in it and below it, without ``excluded`` ones.
+    """Yield the arguments, with each directory replaced by the plans in it and below it, without ``excluded`` ones.
 
     Hidden folders, virtual environments and other people's packages are left out of directories, but not if they are
     named themselves. A directory without plans, or one that cannot be listed, stays, so that reading it reports the

@@ -223,7 +223,7 @@ class StatementReader:
             )  # fmt: skip
 
     def _open_rules(self, statement: Statement, declared: type[Directive]) -> Iterator[PathRule[Any]]:
-        """Return the rules for `auto` before the axes: of any module, and undecided."""
+        """Yield the rules for `auto` before the axes: of any module, and undecided."""
         node = statement.subject
         if declared.rules_may_be_open and isinstance(node, Auto) and declared.treatments is not None:
             value, origin = self.reader.value(Auto(None, None, node.span), declared.treatments)

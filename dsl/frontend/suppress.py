@@ -62,7 +62,7 @@ class Suppression(Record):
 
 
 def suppressions(file: PlanFile) -> Iterator[Suppression]:
-    """Return every suppression of a file.
+    """Yield every suppression of a file.
 
     A comment after code applies to that line, one on its own line to the next with code. Where a statement, a rule or
     an option ends on the one or begins on the other, it applies to all its lines: the formatter breaks lines, and

@@ -252,7 +252,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _places(lines: Lines) -> Iterator[tuple[str, Span]]:
-    """Return the position of each entry: TOML's own parser keeps none, and an entry begins on a line."""
+    """Yield the position of each entry: TOML's own parser keeps none, and an entry begins on a line."""
     section, start = "", 0
     for number in range(1, len(lines) + 1):
         line = lines.line(number)

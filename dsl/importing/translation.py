@@ -407,7 +407,7 @@ def _unused(draft: Draft) -> Iterator[Unused]:
 
 
 def _without_effect(draft: Draft, cluster: str, devices: int) -> Iterator[Unused]:
-    """Return the given options that a plan could express, but that do not change it."""
+    """Yield the given options that a plan could express, but that do not change it."""
     config = draft.config
     for name, value in config.given.items():
         if config.format.keys[name].beside or name in draft.lost or value == config.default(name):

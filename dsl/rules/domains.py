@@ -21,7 +21,7 @@ Checked = Callable[[Plan], Sequence[Diagnostic]]
 
 
 def empty_domains(plan: Plan, errors: Sequence[Diagnostic], checked: Checked) -> Iterator[Diagnostic]:
-    """Return a diagnostic for each hole whose domain has no legal value, or none with any values of the other holes.
+    """Yield a diagnostic for each hole whose domain has no legal value, or none with any values of the other holes.
 
     Holes without a domain stay open, and checks that depend on them are skipped.
 

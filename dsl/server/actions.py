@@ -94,7 +94,7 @@ def _edit(fix: Fix, checked: Checked) -> types.WorkspaceEdit:
 
 
 def _of_factory(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> Iterator[types.CodeAction]:
-    """Return the action that runs a factory on the user's request."""
+    """Yield the action that runs a factory on the user's request."""
     target = factory_of(checked.linted) if checked.linted is not None else None
     if item.code == FactoryNotRun.code and target is not None:
         directory = str(checked.document.directory)
@@ -106,7 +106,7 @@ def _of_factory(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> 
 
 
 def _of_suppression(item: Diagnostic, shown: types.Diagnostic, checked: Checked) -> Iterator[types.CodeAction]:
-    """Return the action that adds a comment which accepts a diagnostic to its line."""
+    """Yield the action that adds a comment which accepts a diagnostic to its line."""
     document = checked.document
     is_own = item.label.span.file == document.name
     if not is_own or not suppressible(item) or item.code in (UnusedSuppression.code, MalformedSuppression.code):
@@ -132,7 +132,7 @@ def _ignoring(document: Document, positions: Positions, end: int, code: str) -> 
 
 
 def _of_layout(checked: Checked, start: int, end: int) -> Iterator[types.CodeAction]:
-    """Return the actions that replace names of standard layouts by their rules, of the statements that are touched."""
+    """Yield the actions that replace names of standard layouts by their rules, of the statements that are touched."""
     document, linted = checked.document, checked.linted
     if linted is None:
         return

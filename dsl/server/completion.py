@@ -303,7 +303,7 @@ def _texts(place: Place, written: str, document: Document) -> Iterator[_Item]:
 
 
 def _codes(document: Document, start: int, known: Checked | None) -> Iterator[_Item]:
-    """Return the diagnostics of a comment's line, or of the next line for a comment on a line of its own."""
+    """Yield the diagnostics of a comment's line, or of the next line for a comment on a line of its own."""
     positions = document.positions
     line = positions.line_of(start)
     for item in known.diagnostics if known is not None else ():

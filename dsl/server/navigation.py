@@ -46,7 +46,7 @@ class Use(Record):
 
 
 def uses(file: PlanFile, names: set[str]) -> Iterator[Use]:
-    """Return every name in a file that the plan defines; ``names`` are those of `let` in all its files."""
+    """Yield every name in a file that the plan defines; ``names`` are those of `let` in all its files."""
     for statement in file.statements:
         yield from _uses(statement, names)
 

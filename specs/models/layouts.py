@@ -58,7 +58,7 @@ class StandardLayouts(Record, kw_only=True):
         loss_parallel: bool = False,
         overlap: bool = False,
     ) -> Iterator[LayoutRule]:
-        """Return the rules on an axis under these options, for a model of the family with these config fields.
+        """Yield the rules on an axis under these options, for a model of the family with these config fields.
 
         With `overlap` every all-gather along the sequence for column-wise layers is repeated in backward.
         """

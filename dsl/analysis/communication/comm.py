@@ -61,7 +61,7 @@ def reduces_last(analysis: Analysis) -> bool:
 
 @fact
 def bucket_rules(analysis: Analysis) -> tuple[tuple[PathRule[Any], list[str]], ...]:
-    """Yield the rules of `comm` that affect units, with the modules that they match."""
+    """Return the rules of `comm` that affect units, with the modules that they match."""
     if analysis.plan.fsdp is None or analysis.manifest is None:
         return ()
     units = fsdp_units(analysis)

@@ -20,7 +20,7 @@ _NAMES_OF_ITS_OWN: Final = ("input", "call", "parameter", "buffer")
 def drawn_on_pieces(
     manifest: Manifest, styles: Mapping[str, PathRule[Any]], info: ModuleInfo, made: Sequence[Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Return the modules that draw random numbers for a piece of a tensor, and the piece.
+    """Yield the modules that draw random numbers for a piece of a tensor, and the piece.
 
     A tensor whose layout is unknown, and which is computed from a piece, is one too.
 

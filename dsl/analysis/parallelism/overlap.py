@@ -128,7 +128,7 @@ def _along_sequence(layout: Any) -> bool:
 
 
 def supports(analysis: Analysis) -> Iterator[Unsupported]:
-    """Return layers that the containing module computes one after another, eagerly."""
+    """Yield layers that the containing module computes one after another, eagerly."""
     manifest, seen = analysis.manifest, set[int]()
     if manifest is None:
         return

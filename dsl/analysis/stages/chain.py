@@ -116,7 +116,7 @@ class Chain:
         return tuple((*(path for path in stage if path not in shared), *self.everywhere) for stage in found)
 
     def cuts(self, stages: Sequence[Sequence[str]]) -> Iterator[Cut]:
-        """Return the tensors that cross from each stage to the next.
+        """Yield the tensors that cross from each stage to the next.
 
         Raises:
             CannotFollow: a stage needs something else of earlier stages.

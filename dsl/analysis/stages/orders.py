@@ -119,7 +119,7 @@ def _cell(text: str, line: int, column: int) -> Cell:
 
 
 def order_faults(order: Order, *, sharded: bool = False) -> Iterator[str]:
-    """Return why the order cannot run, or does not compute every gradient once; nothing where it is valid.
+    """Yield why the order cannot run, or does not compute every gradient once; nothing where it is valid.
 
     These are the errors of torch's `_validate_schedule` and `_add_send_recv`, and duplicate actions. Where parameters
     are ``sharded``, an order that names communication must name all of it.
