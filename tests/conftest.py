@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,6 +22,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.
 # Cores are shared by sessions and their ranks, and operators of small models wait for threads longer than they compute.
 # torch reads it when it is imported; so does every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Hundreds of processes that tests start would each compile the sources anew, and each session the tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How long an example takes depends on what else runs on the machine.
 settings.register_profile("any time", deadline=None)

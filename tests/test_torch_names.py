@@ -16,6 +16,7 @@ settings that are documented to be set.
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -140,8 +141,13 @@ def found_in(text: str) -> list[str]:
     return Names(ast.parse(text)).found
 
 
+MAY_VIOLATE = re.compile(r"torch|sys\.modules|unittest|(?<!self)(?<!cls)\._[A-Za-z]")
+"""Found in every text that breaks the rule, so that half of the modules need not be parsed."""
+
+
 def test_no_module_patches_torch_or_uses_its_private_names():
-    found = {path.as_posix(): found_in((ROOT / path).read_text("utf-8")) for path in modules()}
+    texts = {path.as_posix(): (ROOT / path).read_text("utf-8") for path in modules()}
+    found = {path: found_in(text) if MAY_VIOLATE.search(text) else [] for path, text in texts.items()}
     assert len(found) > 200
     assert {path: lines for path, lines in found.items() if lines} == {}
 
@@ -168,6 +174,7 @@ def test_no_module_patches_torch_or_uses_its_private_names():
 )
 def test_rule_finds_violations(text: str):
     assert len(found_in(text)) == 1
+    assert MAY_VIOLATE.search(text)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +195,10 @@ def test_rule_accepts_public_names(text: str):
 def emitted() -> Iterator[str]:
     """Private modules of torch that emitters name in strings, from which lowered programs import."""
     for path in (ROOT / "lowering").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        if not re.search(r"torch\.[\w.]*\b_", text):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("torch."):
                 parts = node.value.split(".")
                 if all(part.isidentifier() for part in parts) and any(map(private, parts)):

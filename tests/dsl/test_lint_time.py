@@ -68,6 +68,8 @@ def test_lint_imports_no_heavy_modules_and_takes_under_a_second(path: Path | Non
         assert not modules & HEAVY
         assert not {name for name in modules if name.startswith(("legoai.lowering", "legoai.runtime", "legoai.cost"))}
         best = min(best, float(str(found["seconds"])))
+        if best < 1.0:
+            break
     assert best < 1.0
 
 

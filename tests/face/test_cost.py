@@ -14,7 +14,8 @@ import pytest
 from legoai.commands import cost
 from legoai.cost.report import chrome, page, terminal
 from legoai.specs.cluster import catalogue
-from support.command_line import called
+from support.command_line import called, started
+from support.forked_commands import forked
 
 ROOT = Path(__file__).parents[2]
 PLAN = """plan small
@@ -47,21 +48,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def started(*argv: str) -> subprocess.CompletedProcess[str]:
-    """A command in its own process, since a simulation leaves threads that prevent forking."""
-    return subprocess.run(
-        [sys.executable, "-m", "legoai", *argv], capture_output=True, text=True, check=False, timeout=120
-    )
-
-
 @pytest.mark.slow
 def test_expandable_segments_reserve_less_at_equal_step_time(here: Path):
     text = (ROOT / "plans" / "llama3_8b_8.plan").read_text(encoding="utf-8")
     Path("small.plan").write_text(text, encoding="utf-8")
     Path("grown.plan").write_text(f"{text}allocator (expandable_segments = true)\n", encoding="utf-8")
-    [small, grown] = (json.loads(started("cost", name, "--json").stdout) for name in ("small.plan", "grown.plan"))
+    [small, grown] = (json.loads(forked("cost", name, "--json").stdout) for name in ("small.plan", "grown.plan"))
     line = len(text.splitlines()) + 1
-    assert f"in expandable segments, grown.plan:{line}" in started("cost", "grown.plan").stdout
+    assert f"in expandable segments, grown.plan:{line}" in forked("cost", "grown.plan").stdout
     assert grown["step_time_s"] == small["step_time_s"]
     active, reserved = "peak_active_bytes", "peak_reserved_bytes"
     assert grown["memory"][active] == small["memory"][active]
@@ -101,7 +95,7 @@ def test_two_results_do_not_share_standard_output(second: list[str], capsys: pyt
 
 
 def test_check_reports_violated_requirements_of_a_plan_and_its_variants():
-    done = started("check", "small.plan", "--format", "json")
+    done = forked("check", "small.plan", "--format", "json")
     assert done.returncode == 1, done.stderr
     found = [item for item in json.loads(done.stdout)["diagnostics"] if item["code"] == "LP711"]
     by_line = {item["label"]["start"]["line"]: item for item in found}
@@ -118,7 +112,7 @@ def test_check_reports_violated_requirements_of_a_plan_and_its_variants():
 def test_check_of_a_plan_whose_requirements_are_ok_is_silent_on_standard_output():
     text = PLAN.partition("require mfu")[0]
     Path("good.plan").write_text(text.replace("plan small", "plan good"), encoding="utf-8")
-    done = started("check", "good.plan", "--format", "concise")
+    done = forked("check", "good.plan", "--format", "concise")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "1 of 1 requirement ok" in done.stderr
 
@@ -268,7 +262,7 @@ def test_figures_of_models_that_are_not_simulated_are_an_error(here: Path, capsy
 
 
 def test_other_devices_need_no_profile_of_the_plan(unmeasured: Path):
-    found = started("check", "ours.plan", "--profile", "h100_sxm", "--ignore", "LP711")
+    found = forked("check", "ours.plan", "--profile", "h100_sxm", "--ignore", "LP711")
     assert (found.returncode, "LP31" in found.stdout) == (0, False), found.stdout
     assert "ours.plan: step " in found.stderr
 

@@ -88,7 +88,11 @@ def test_exported_checkpoint_of_two_ranks_equals_transformers(gloo, here, capsys
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [("mixtral", "model.layers.*"), ("llama, tied, wide heads, biases", "model.layers.*"), ("gpt2", "transformer.h.*")],
+    [
+        ("mixtral", "model.layers.*"),
+        pytest.param("llama, tied, wide heads, biases", "model.layers.*", marks=pytest.mark.slow),
+        ("gpt2", "transformer.h.*"),
+    ],
 )
 def test_config_file_model_loads_and_exports_published_weights(gloo, here, capsys, name, blocks):
     CASES[name].published().save_pretrained(here / "hub")

@@ -1,14 +1,13 @@
 """The README's plan, program and diagnostics are those of the tool."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 
 import legoai
 from legoai.cli import main
 from support import ROOT
+from support.forked_commands import forked
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SLIPS = (
@@ -40,9 +39,9 @@ def test_program_equals_the_lowered_plan():
 
 def test_costs_equal_the_output_of_cost(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    command = [sys.executable, "-m", "legoai", "cost", "plans/llama3_8b_8.plan"]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=250)
-    assert found.stdout == block("What it costs")
+    monkeypatch.chdir(ROOT)
+    found = forked("cost", "plans/llama3_8b_8.plan")
+    assert (found.returncode, found.stdout) == (0, block("What it costs")), found.stderr
 
 
 def test_diagnostics_equal_those_of_the_broken_plan(tmp_path, monkeypatch, capsys):

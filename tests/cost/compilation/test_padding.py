@@ -33,7 +33,8 @@ def count(graph: fx.GraphModule, target: object) -> int:
     return sum(node.target is target for node in graph.graph.nodes)
 
 
-@pytest.mark.parametrize("sizes", [(1024, 1023, 1024), (1024, 1024, 1023), (1021, 1022, 1023)])
+# The smallest that an A100 is bound by arithmetic for: a processor takes seconds for products that an H100 is.
+@pytest.mark.parametrize("sizes", [(512, 511, 512), (512, 512, 511), (509, 510, 511)])
 @pytest.mark.parametrize("kind", ["mm", "bmm", "addmm", "addmm by rows", "addmm of a matrix"])
 def test_padded_products_have_the_same_values(kind: str, sizes: tuple[int, int, int]):
     m, k, n = sizes
@@ -42,7 +43,7 @@ def test_padded_products_have_the_same_values(kind: str, sizes: tuple[int, int, 
     addend = {"addmm": (n,), "addmm by rows": (m, 1), "addmm of a matrix": (m, n)}.get(kind)
     tensors = [*([drawn(*addend)] if addend else []), *factors]
     function = getattr(aten, kind.split()[0])
-    graph = padded(function, *tensors)
+    graph = padded(function, *tensors, gpu="a100_sxm80")
     [product] = [node for node in graph.graph.nodes if node.target is function.default]
     shapes = [one.meta["val"].shape for one in (*product.args[-2:], product)]
     assert all(size % 8 == 0 for shape in shapes for size in shape[-2:])

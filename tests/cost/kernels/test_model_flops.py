@@ -55,7 +55,8 @@ def test_deepseeks_active_parameters_are_those_of_its_papers(preset: str, active
 @pytest.mark.parametrize(
     "model",
     [
-        'llama3("tiny")', 'mixtral("tiny")', 'gpt2("small")',
+        pytest.param('llama3("tiny")', marks=pytest.mark.slow), pytest.param('mixtral("tiny")', marks=pytest.mark.slow),
+        'gpt2("small")',
         'llama3("tiny", head_dim = 32, attention_bias = true, mlp_bias = true, qk_norm = true)',
         'mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)',
         'deepseek("tiny", v_head_dim = 32)', 'deepseek("tiny", q_lora_rank = 0, scores = "softmax")',

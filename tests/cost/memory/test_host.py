@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from support.reports import everything
@@ -23,6 +25,7 @@ def reported(body: str, mesh: str = "dp_shard = 4", cluster: str = "devices = 4"
     return in_the_simulator(everything, PLAN.format(body=body, mesh=mesh, cluster=cluster))
 
 
+@functools.cache
 def held_on_devices() -> dict[str, float]:
     found = reported("")["document"]["memory"]
     assert found["host_bytes"] is None

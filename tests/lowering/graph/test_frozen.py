@@ -73,7 +73,7 @@ def simulated(kind: str, backend: str) -> tuple[int, int, list[tuple[int, int]]]
     return held["sharded_gradient"], held["optimizer_state"], reductions
 
 
-@pytest.mark.parametrize("kind", slow_but(KINDS, "first blocks", "parts of blocks"))
+@pytest.mark.parametrize("kind", slow_but(KINDS, "parts of blocks"))
 def test_gradients_and_reductions_cost_as_under_the_eager_backend(kind: str):
     traced, eager = (in_the_simulator(simulated, kind, backend) for backend in ("graph", "eager"))
     assert traced == eager

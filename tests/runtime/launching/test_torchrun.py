@@ -289,7 +289,7 @@ def test_program_of_another_start_is_not_run(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("factory", "program", "status"),
     [
-        ("exit()", "import factory", 1),
+        pytest.param("exit()", "import factory", 1, marks=pytest.mark.slow),
         ("exit(0)", "import factory", 1),
         ("exit(3)", "import factory", 3),
         ("", "import factory; factory.exit(0)", 0),

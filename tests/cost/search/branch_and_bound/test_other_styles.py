@@ -20,7 +20,7 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from support.drawn_figures import Drawn, figures
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, slow_but
 
 pytestmark = NEEDS_SOLVER
 
@@ -120,7 +120,7 @@ def standard(options: str) -> object:
     return styles_of(analysis)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_but(FORMS, "sequence, loss_parallel", ""))
 def test_best_form_of_the_standard_layout_is_found(form: str):
     """Whatever the program ignores, no form of the standard layout is better than the solution."""
     costs = {standard(other): (2.0 if other == form else 3.0, 0.0) for other in FORMS}

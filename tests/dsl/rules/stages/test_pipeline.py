@@ -15,6 +15,7 @@ from torch.distributed.pipelining import schedules
 from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.stages.orders import OrderError, order_faults, read_order
 from legoai.dsl.lint import lint
+from support.marks import slow_but
 from support.rule_plans import codes, diagnostics, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
@@ -90,7 +91,7 @@ def test_split_at_a_path_of_numbers_is_written_in_quotes(path: str, code: str, k
     assert not found(f'"0.5", "{path}"')
 
 
-@pytest.mark.parametrize("name", [*SINGLE, *MULTI])
+@pytest.mark.parametrize("name", slow_but([*SINGLE, *MULTI], "1F1B", "Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"))
 def test_micro_batches_are_refused_exactly_as_in_pytorch(name: str) -> None:
     each = 1 if name in SINGLE else 2
     for ranks in (2, 3, 4):

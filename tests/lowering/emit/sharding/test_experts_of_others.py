@@ -14,6 +14,7 @@ from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.lowering.verify.prepare import prepare
 from support.drawn_plans import CONFIGS
+from support.marks import some_slow
 from support.simulated import in_a_fork
 from support.staged import assert_close, train
 
@@ -95,7 +96,7 @@ def test_capacity_drops_equal_tokens_on_one_and_four_ranks(gloo, data):
         assert_close(result, alone, TOLERANCE)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", some_slow(FAMILIES, "qwen3_moe"))
 def test_verification_multiplies_in_fp64_without_grouped_products(family: str):
     body = EXPERTS.replace("EP", "2").replace("precision (master = fp64, param = fp64, reduce = fp64)\n", "")
     found = linted(plan(family, body, ranks=4, options=""))

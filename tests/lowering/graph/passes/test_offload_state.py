@@ -101,9 +101,11 @@ def fragments_of(graph: StepGraph) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("body", "world"),
     [
-        (HEAD + BODY, 2),
+        pytest.param(HEAD + BODY, 2, marks=pytest.mark.slow),
         (HEAD + BODY.replace("global = 8", "global = 12").replace("= 2)", "= 3)"), 3),  # divides no parameter
-        (HEAD + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4),
+        pytest.param(
+            HEAD + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4, marks=pytest.mark.slow
+        ),
         (HEAD.replace('llama3("tiny")', 'mixtral("tiny")') + EXPERTS, 4),
     ],
 )

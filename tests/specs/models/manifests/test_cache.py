@@ -192,7 +192,12 @@ def test_factory_exceeding_the_timeout_is_killed(workplace):
 
 
 @pytest.mark.parametrize(
-    ("signal_sent", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGTERM, ""), (signal.SIGKILL, "")]
+    ("signal_sent", "said"),
+    [
+        (signal.SIGINT, "interrupted\n"),
+        pytest.param(signal.SIGTERM, "", marks=pytest.mark.slow),
+        (signal.SIGKILL, ""),
+    ],
 )
 def test_inspection_ends_with_the_process_that_asks(workplace, signal_sent, said):
     pid_file = workplace.directory / "pid"

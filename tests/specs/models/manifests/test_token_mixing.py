@@ -381,7 +381,7 @@ def test_statistics_that_outlive_the_forward_are_found(buffer):
     ("family", "preset"), [("llama3", "tiny"), ("gpt2", "small"), ("mixtral", "tiny"), ("deepseek", "tiny")]
 )
 def test_the_projects_own_decoders_combine_tokens_by_attention_alone(family, preset):
-    source = ModelSource(kind="builtin", target=family, preset=preset)
+    source = ModelSource(kind="builtin", target=family, preset=preset, arguments={"n_layers": 2})
     assert found(lambda: build_model(source, ".")) == {}
 
 
