@@ -231,6 +231,7 @@ __all__ = [
     "DEVICE_OF",
     "IS_META",
     "BatchNorm",
+    "DisableTorchFunction",
     "Dropout",
     "OpOverload",
     "OperatorMode",

@@ -36,6 +36,7 @@ from legoai.specs.models.manifests.described.pieces_of_sequences import (
 )
 from legoai.specs.models.manifests.described.place_recorder import PlaceRecorder, Places, counted_dims
 from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
+from legoai.specs.models.manifests.described.remembered_results import RememberedResults
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.sparse_gradients import SparseGradients
 from legoai.specs.models.manifests.described.step_changes import step_changes
@@ -135,8 +136,9 @@ def follow(
     errors: dict[Sizes | None, Exception] = {}
     failing, plain, failing_module = FailingOperator(), PlainTensors(model), FailingModule(model, outside)
     given = (None,) if callable(getattr(model, "example_inputs", None)) else _TRIED
+    remembered = RememberedResults()
     for dtype, sizes in itertools.product((None, torch.bfloat16), given):
-        with meta_device():
+        with meta_device(), remembered:
             try:
                 inputs = _inputs(model, sizes)
                 if dtype is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -37,7 +37,28 @@ def operation_of(name: str) -> StepOp:
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
     """Return the tensors in nested arguments or results."""
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    _add_tensors(values, found)
+    return found
+
+
+def _add_tensors(value: Any, found: list[torch.Tensor]) -> None:
+    """Add the tensors of a value; those of torch's own trees, whose flattening takes longer, for other classes."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        for item in value:
+            _add_tensors(item, found)
+    elif kind is dict:
+        for item in value.values():
+            _add_tensors(item, found)
+    elif isinstance(value, torch.Tensor):
+        found.append(value)
+    elif kind not in _WITHOUT_TENSORS:
+        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+_WITHOUT_TENSORS: Final = frozenset({int, float, bool, str, type(None), slice, torch.dtype, torch.device, torch.Size})
+"""Classes of common arguments."""
 
 
 def function_name(func: Any) -> str:
