@@ -187,6 +187,7 @@ SMALL_WORKSPACE = 8_519_680
 HOST_LINK = {
     # Host to device and back, bytes per second.
     "a100_sxm80": (26.28e9, 26.28e9, f"{AZURE}/ND_A100_v4_results.md; its 6.27 GB/s to the host is held for a mistake"),
+    "a100_sxm40": (26.28e9, 26.28e9, f"of the 80 GB card: {AZURE}/ND_A100_v4_results.md"),
     "h100_sxm": (51e9, 52e9, f"{AZURE}/ND_H100_v5_results.md (read in a fork)"),
     "h200": (52e9, 52e9, f"{AZURE}/ND_H200_v5_results.md"),
 }

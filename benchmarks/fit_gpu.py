@@ -43,7 +43,7 @@ NOT_MEASURED = {
     "fused": "the rate of an addition, which inductor's kernels reach",
     "loss": "the rate of a fill, which the gradient of its logarithms reaches",
 }
-CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm80": 40e6, "b200": 126e6}
+CACHE = {"h100_sxm": 50e6, "h100_sxm96": 50e6, "h200": 50e6, "a100_sxm40": 40e6, "a100_sxm80": 40e6, "b200": 126e6}
 """Bytes of the second-level cache, from NVIDIA's architecture papers of Ampere, Hopper and Blackwell."""
 
 Points = list[list[float]]

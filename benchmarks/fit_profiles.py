@@ -119,7 +119,7 @@ def frame(target: Device, **parts: Any) -> Document:
     arithmetic = {"fp32": target.peak("fp32"), "fp64": target.peak("fp64")}
     arithmetic |= dict.fromkeys(("bf16", "fp16", "fp8", "tf32"), arithmetic["fp32"])
     constants = {name: {"value": value, "source": source} for name, (value, source) in CONSTANTS.items()}
-    if target.name == "a100_sxm80":
+    if target.name.startswith("a100"):
         constants["cublas_workspace_bytes"]["value"] = SMALL_WORKSPACE
     if target.name.startswith("h"):
         value, source = HOPPER_PRODUCTS
@@ -240,7 +240,9 @@ def h100(directory: Path) -> Document:
     return document
 
 
-def rescaled(document: Document, target: Device, *, attention: float, moved: Document, reason: str) -> Document:
+def rescaled(
+    document: Document, target: Device, *, attention: float, moved: Document, reason: str, of: str = "H100 SXM"
+) -> Document:
     """The profile of a device of the same processor with another memory or power, and ``attention`` times its rate."""
     held = document["products"]["bf16"]["curve"]["sustained"]
     power = SUSTAINED.get((target.name, "bf16"), (held, ""))[0] / held
@@ -266,11 +268,12 @@ def rescaled(document: Document, target: Device, *, attention: float, moved: Doc
         curve["bandwidth"] = target.figure("memory.bandwidth_bytes_per_second")
         curve["peak"] = target.peak("bf16")
         curve["limits"] = {key: [limit * attention, *rest] for key, (limit, *rest) in curve["limits"].items()}
-    add_slower_attention(result)
-    links = "the H100 SXM's, of the same links"
+    if "attention_slowdown" in document["constants"]:
+        add_slower_attention(result)
+    links = f"the {of}'s, of the same links"
     result["links"] = carry(document["links"], {}, links)
     result["held_out"] = {
-        label: {**error, "note": links if label.startswith("links") else f"of the H100 SXM; {reason}"}
+        label: {**error, "note": links if label.startswith("links") else f"of the {of}; {reason}"}
         for label, error in result["held_out"].items()
     }
     return result
@@ -342,6 +345,16 @@ def a100(directory: Path) -> Document:
     return document
 
 
+def a100_40(directory: Path) -> Document:
+    """A100 SXM 40 GB: the processor and the links of the card of 80 GB, with the memory before its HBM2e."""
+    target = device("a100_sxm40")
+    share, source = shares("a100_sxm80")
+    of = "A100 SXM of 80 GB"
+    moved = movement(target, share, source, f"the shares of the datasheet's bandwidth that the {of} reaches")
+    reason = f"the {of}'s, of the same processor"
+    return rescaled(a100(directory), target, attention=1.0, moved=moved, reason=reason, of=of)
+
+
 def b200(directory: Path) -> Document:
     """B200."""
     target = device("b200")
@@ -375,6 +388,7 @@ def b200(directory: Path) -> Document:
 PROFILES: dict[str, Callable[[Path], Document]] = {
     "h100_sxm": h100,
     "h100_sxm96": h100_96,
+    "a100_sxm40": a100_40,
     "a100_sxm80": a100,
     "h200": h200,
     "b200": b200,

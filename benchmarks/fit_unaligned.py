@@ -60,7 +60,7 @@ def constants(device: str) -> dict[str, dict[str, Any]]:
     Those of an H100 that were not measured are the A100's, scaled as the one that was.
     """
     measured = {name: {"value": round(rate, -10), "source": A100} for name, rate in rates("a100_sxm80").items()}
-    if device == "a100_sxm80":
+    if device.startswith("a100"):
         return measured
     [(known, rate)] = rates("h100_sxm").items()
     faster = rate / measured[known]["value"]

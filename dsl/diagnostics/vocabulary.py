@@ -65,6 +65,7 @@ TABLE: Final[tuple[Entry, ...]] = (
     Entry("network interconnect net", "fabric"),
     Entry("h100 h100_80gb h100_sxm5 h100_80gb_hbm3 nvidia_h100 nvidia_h100_80gb_hbm3 dgx_h100 hgx_h100 hopper p5",
           "h100_sxm"),
+    Entry("a100_40gb a100_sxm4_40gb p4d", "a100_sxm40"),
     Entry("a100 a100_80gb a100_sxm a100_sxm4 a100_sxm4_80gb nvidia_a100 dgx_a100 ampere p4de", "a100_sxm80"),
     Entry("h200_sxm nvidia_h200 dgx_h200 p5en p5e", "h200"),
     Entry("b200_sxm nvidia_b200 dgx_b200 hgx_b200 blackwell p6_b200", "b200"),

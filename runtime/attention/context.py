@@ -24,6 +24,7 @@ from legoai.runtime.attention.blocks import Balance, Block, gathered_blocks, rin
 from legoai.runtime.attention.by_heads import attend_by_heads
 from legoai.runtime.attention.kernels import Inputs, Kernel, choose_kernel
 from legoai.runtime.errors import RunError, RunErrorCode
+from legoai.runtime.torch_internals.compiler.dynamo import allow_function_modes_in_checkpoints
 from legoai.runtime.torch_internals.distributed import collectives
 from legoai.specs.models.layers import exact_dtype
 from legoai.specs.models.manifests.attention_call import AttentionCall
@@ -60,6 +61,7 @@ def context_parallel_attention(module: nn.Module, mesh: DeviceMesh, *, rotate: R
 
     def forward_over_ranks(*args: Any, **kwargs: Any) -> Any:
         products = _ScaledDotProducts(pieces)
+        allow_function_modes_in_checkpoints()
         with products:
             result = forward(*args, **kwargs)
         if not products.seen:

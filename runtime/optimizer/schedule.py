@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -48,7 +49,31 @@ def warmup_schedule(
     if decay not in _SHAPES:
         raise ValueError(f"decay must be one of {', '.join(_SHAPES)}, not {decay!r}")
     factor = WarmupAndDecay(warmup=warmup, stable=stable, steps=steps, decay=decay, floor=floor)
-    return LambdaLR(optimizer, factor)
+    return _StepSchedule(optimizer, factor)
+
+
+class _StepSchedule(LambdaLR):
+    """A schedule over all steps, also those whose update is skipped.
+
+    Before its first step torch warns where the optimizer has not stepped yet. Then it takes the two calls to be in the
+    wrong order, but here the first update was skipped.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, factor: WarmupAndDecay) -> None:
+        self.stepped = False
+        super().__init__(optimizer, factor)  # which calls `step` once
+        self.stepped = False
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the rates of the next step."""
+        if self.stepped:
+            super().step(epoch)
+            return
+        self.stepped = True
+        # Only here: leaving this context makes Python forget which warnings it has shown, and show them again.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
+            super().step(epoch)
 
 
 _SHAPES: dict[str, Callable[[float], float]] = {

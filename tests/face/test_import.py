@@ -121,7 +121,7 @@ def test_plan_with_errors_is_printed_with_diagnostics(config: Path, capsys: pyte
     ("cluster", "message"),
     [
         ("h100_sxm(hosts = 2)", "2 hosts need a fabric between them"),
-        ("h100", "`h100` is not a legal value here; expected a device: `a100_sxm80`, "),
+        ("h100", "`h100` is not a legal value here; expected a device: `a100_sxm40`, "),
         ("h100", "; did you mean `h100_sxm`?\n"),
         ("h100_sxm\nmesh (tp = 2)", "a cluster is named as in a plan"),
         ("h100_sxm # all", "a cluster is named as in a plan"),

@@ -30,7 +30,7 @@ def test_misspelt_command_gets_a_suggestion(capsys: pytest.CaptureFixture[str]):
         (["lint", "good.plan", "--xyz"], "unrecognized arguments: --xyz\n"),
         (["graph", "good.plan", "--what", "pipline"], "; did you mean `pipeline`?"),
         (["completion", "fsh"], "; did you mean `zsh`?"),
-        (["cost", "good.plan", "--profile", "h100"], "unknown device 'h100'; devices are a100_sxm80, "),
+        (["cost", "good.plan", "--profile", "h100"], "unknown device 'h100'; devices are a100_sxm40, "),
         (["cost", "good.plan", "--profile", "h100"], ".json.gz; did you mean `h100_sxm`?"),
     ],
     ids=str,

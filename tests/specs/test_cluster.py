@@ -21,7 +21,7 @@ from legoai.specs.cluster import (
 )
 from legoai.specs.device_file import check, load_device
 
-GPUS = ("a100_sxm80", "b200", "h100_sxm", "h100_sxm96", "h200")
+GPUS = ("a100_sxm40", "a100_sxm80", "b200", "h100_sxm", "h100_sxm96", "h200")
 
 PROFILE = """
 name = "mine"
@@ -43,7 +43,7 @@ source = "measured"
 
 
 def test_catalogue_holds_the_devices_of_the_published_runs():
-    assert device_names() == ("a100_sxm80", "b200", "cpu", "h100_sxm", "h100_sxm96", "h200")
+    assert device_names() == ("a100_sxm40", "a100_sxm80", "b200", "cpu", "h100_sxm", "h100_sxm96", "h200")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +179,14 @@ def test_h100_96gb_has_the_peaks_of_the_h100():
     assert all(bounded.peak(dtype) == h100.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"))
 
 
+def test_a100s_differ_in_their_memory_alone():
+    small, large = device("a100_sxm40"), device("a100_sxm80")
+    assert small.figure("memory.bandwidth_bytes_per_second") == 1.555e12
+    assert small.link == large.link
+    assert small.figure("processor.multiprocessors") == large.figure("processor.multiprocessors")
+    assert all(small.peak(dtype) == large.peak(dtype) for dtype in ("fp64", "fp32", "tf32", "bf16", "fp16"))
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_float8_peaks_exist_where_float8_is_supported(name):
     accelerator = device(name)
@@ -189,7 +197,7 @@ def test_float8_peaks_exist_where_float8_is_supported(name):
 
 @pytest.mark.parametrize("name", GPUS)
 def test_capacity_is_just_below_the_nominal_size(name):
-    gib = {"a100_sxm80": 80, "h100_sxm": 80, "h100_sxm96": 96, "h200": 141, "b200": 180}[name]
+    gib = {"a100_sxm40": 40, "a100_sxm80": 80, "h100_sxm": 80, "h100_sxm96": 96, "h200": 141, "b200": 180}[name]
     assert 0.98 * gib < device(name).figure("memory.capacity_bytes") / 2**30 < gib
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Tensor
+from legoai.dsl.analysis.layouts.tensors import ANY, DTENSOR, PLAIN, UNKNOWN, Tensor, cut_alike, widest
 from legoai.specs.record import replace
 
 if TYPE_CHECKING:
@@ -142,16 +142,14 @@ def _pointwise(path: str, step: Step, known: list[Tensor], find: Find) -> Tensor
     if states == {"partial"} and step.op == "mul" and len(known) > 1:
         return find("summand", path, known[0], other=last)
     if len(states) == 1:
-        first = known[0]
-        if len({item.cut for item in known}) == 1:
-            return replace(last, moved=moved, wrapped=wrapped)
-        comparable = not moved and all(
-            item.cut is not None and (item.cut < 0) == ((first.cut or 0) < 0) for item in known
-        )
-        return _mixed(path, known, find) if comparable else UNKNOWN
+        alike = [cut_alike(known[0], item) for item in known]
+        if all(alike):
+            return replace(widest(known), moved=moved, wrapped=wrapped)
+        return _mixed(path, known, find) if not moved and None not in alike else UNKNOWN
     if states == {"partial", "replicate"}:
         if step.op == "mul":
-            return replace(next(item for item in known if item.state == "partial"), moved=moved)
+            summand = next(item for item in known if item.state == "partial")
+            return replace(summand, moved=moved, rank=widest(known).rank)
         return _mixed(path, known, find) if not moved else UNKNOWN
     widths = {item.width for item in known}
     same_shape = not moved and len(widths) == 1 and (step.op == "add" or None not in widths)
@@ -160,7 +158,7 @@ def _pointwise(path: str, step: Step, known: list[Tensor], find: Find) -> Tensor
 
 def _mixed(path: str, known: list[Tensor], find: Find) -> Tensor:
     first = known[0]
-    other = next(item for item in known if (item.state, item.cut) != (first.state, first.cut))
+    other = next(item for item in known if item.state != first.state or not cut_alike(first, item))
     kind: MismatchKind = "summand" if "partial" in (first.state, other.state) else "mixed"
     return find(kind, path, first, other=other)
 

@@ -218,7 +218,7 @@ class Propagation:
         leaves: Layout = Replicated() if rowwise else Sharded(dim=-1)
         if style.output is not None:
             leaves = style.output
-        rank = got.rank + embeds if got.rank is not None and not got.moved else None
+        rank = got.rank + embeds if got.rank is not None and not got.moved else _rank_of_result(info)
         width = info.attributes.get("embedding_dim" if embeds else "out_features")
         like = Tensor(state="any", rank=rank, width=int(width) if width is not None else None)
         self._note(wanted, leaves)
@@ -291,7 +291,7 @@ class Propagation:
         wide = int(width) if width is not None else None
         whole = Tensor(state="replicate", rank=got.rank, width=wide, wrapped=False, source=source, learned=True)
         if info.kind == "embedding":
-            return replace(whole, rank=got.rank + 1 if got.rank is not None else None)
+            return replace(whole, rank=got.rank + 1 if got.rank is not None else _rank_of_result(info))
         return replace(whole, moved=got.moved if info.kind in ("linear", "norm") else True)
 
     def _inputs(self, info: ModuleInfo, rule: PathRule[Any], style: Inputs, given: Sequence[Tensor]) -> list[Tensor]:
@@ -435,6 +435,11 @@ class Propagation:
         module, _, name = path.rpartition(".")
         info = self.manifest.modules[module]
         return any(item.name == name and item.numel == 1 for item in (*info.parameters, *info.buffers))
+
+
+def _rank_of_result(info: ModuleInfo) -> int | None:
+    """The number of dims that a module was seen to return; None where that is not known."""
+    return len(info.gives) if info.gives is not None else None
 
 
 def _first(arguments: Sequence[Tensor]) -> Tensor:

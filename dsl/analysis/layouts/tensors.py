@@ -75,6 +75,13 @@ class Tensor(Record, kw_only=True):
             return self.dim + self.rank
         return self.dim
 
+    @property
+    def cut_from_last(self) -> int | None:
+        """``dim`` counted from the last (-1), as operands are aligned; None where the number of dims is not known."""
+        if self.dim is None or self.dim < 0:
+            return self.dim
+        return self.dim - self.rank if self.rank is not None and not self.moved else None
+
     def counted_over(self, piece: Tensor) -> bool:
         """Whether it tells places along the dim of which ``piece`` is a shard, where both are combined."""
         if piece.state != "shard" or piece.dim is None or piece.moved:
@@ -115,6 +122,28 @@ def tensor_of(layout: Layout | Hole, like: Tensor, source: Source, *, wrapped: b
     return Tensor(
         state=state, dim=dim, moved=like.moved, rank=like.rank, width=like.width, wrapped=wrapped, source=source
     )
+
+
+def cut_alike(one: Tensor, other: Tensor) -> bool | None:
+    """Whether operands of a sum or a product are cut along one dim; None where that is not known.
+
+    Operands are aligned at their last dims: dim 0 of [tokens, features] is dim 1 of [samples, tokens, features].
+    """
+    if one.moved or other.moved:
+        return True if one.cut == other.cut else None
+    first, second = one.cut_from_last, other.cut_from_last
+    if first is not None and second is not None:
+        return first == second
+    if one.cut == other.cut:
+        return True
+    comparable = one.rank == other.rank and first is None and second is None
+    return False if comparable and None not in (one.cut, other.cut) else None
+
+
+def widest(tensors: Sequence[Tensor]) -> Tensor:
+    """The tensor of the most dims, whose shape a sum or a product has; the last where that is not known."""
+    last = tensors[-1]
+    return max(reversed(tensors), key=lambda item: (item.rank or 0) if last.rank is not None else 0)
 
 
 def agrees(tensor: Tensor, wanted: Layout | Hole) -> bool | None:

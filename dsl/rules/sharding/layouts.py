@@ -100,13 +100,14 @@ class LayoutMismatch(LayoutRule, Check):
     def _mixed(self, analysis: Analysis, span: Span, item: Mismatch) -> Diagnostic:
         assert item.other is not None
         one, other = item.got, item.other
+        first, second = _in_words(one, beside=other), _in_words(other, beside=one)
         return self.at(
             span,
-            f"in {named(analysis, [item])} a tensor in layout `{one.describe()}`, from {came_from(analysis, one)}, is "
-            f"combined with one in layout `{other.describe()}`, from {came_from(analysis, other)}",
+            f"in {named(analysis, [item])} a tensor in layout {first}, from {came_from(analysis, one)}, is combined "
+            f"with one in layout {second}, from {came_from(analysis, other)}",
             label=f"`{(one if leaves_at(one, span) else other).describe()}`",
             others=producer_lines(one, other, beside=span),
-            help=[f"give both outputs one layout, for instance `output = {_preferred(one, other)}`"],
+            help=[_in_one_layout(analysis, one, other)],
         )
 
 
@@ -115,9 +116,32 @@ def _dim(item: Mismatch) -> int:
     return item.wanted.dim
 
 
-def _preferred(one: Tensor, other: Tensor) -> str:
-    """The layout in which two tensors are best added: cut along the sequence where one is, else whole."""
-    return next((item.describe() for item in (one, other) if item.state == "shard" and item.dim == 1), "replicate")
+def _in_words(tensor: Tensor, *, beside: Tensor) -> str:
+    """A layout, with the number of dims where that of the other tensor is another."""
+    dims = f" of {tensor.rank} dims" if _aligned_apart(tensor, beside) and tensor.state == "shard" else ""
+    return f"`{tensor.describe()}`{dims}"
+
+
+def _aligned_apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are known to have different numbers of dims, so that one dim has a number in each."""
+    return None not in (one.rank, other.rank) and one.rank != other.rank
+
+
+def _in_one_layout(analysis: Analysis, one: Tensor, other: Tensor) -> str:
+    """The layouts in which two tensors are best added: cut along the sequence where one is, else whole."""
+    narrow, wide = sorted((one, other), key=lambda item: item.rank or 0)
+    if not _aligned_apart(one, other):
+        cut = next((item.describe() for item in (one, other) if item.state == "shard" and item.dim == 1), "replicate")
+        return f"give both outputs one layout, for instance `output = {cut}`"
+    assert narrow.rank is not None and wide.rank is not None
+    dim = 1 + narrow.rank - wide.rank
+    if dim < 0 or not any(item.cut_from_last == 1 - wide.rank for item in (one, other)):
+        return "give both outputs one layout, for instance `output = replicate`"
+    few, many = came_from(analysis, narrow), came_from(analysis, wide)
+    return (
+        f"tensors are aligned at their last dims: dim {dim} of the {narrow.rank} dims from {few} is dim 1 of the "
+        f"{wide.rank} from {many}; write `output = shard({dim})` for {few} and `output = shard(1)` for {many}"
+    )
 
 
 def _expectation(item: Mismatch) -> str:

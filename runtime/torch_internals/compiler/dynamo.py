@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.overrides import BaseTorchFunctionMode
 
 NAME: Final = "torch._dynamo"
 SETTINGS: Final = "torch._dynamo.config"
@@ -75,6 +76,22 @@ def backend_of(name: str) -> Callable[..., Any]:
     from torch._dynamo.backends.registry import lookup_backend
 
     return lookup_backend(name)
+
+
+def allow_function_modes_in_checkpoints() -> None:
+    """Let a traced checkpoint enter and leave torch function modes from here on; no effect unless dynamo traces it.
+
+    To dynamo the stack of modes is a variable from outside of the checkpoint, which must not change there, though the
+    stack is as before once the modes are left (PyTorch 2.13). It checks the first change only, which is made here with
+    the check off.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.utils._disable_side_effect_safety_checks_for_current_subtracer(_enter_and_leave_a_mode)
+
+
+def _enter_and_leave_a_mode() -> None:
+    with BaseTorchFunctionMode():
+        pass
 
 
 class _Named:

@@ -49,6 +49,10 @@ def test_unmeasured_models_state_their_derivation() -> None:
         shipped = profile(name)
         models = [*shipped.products.values(), *shipped.attention.values()]
         assert all("H100" in model.derived for model in models), name
+    small = profile("a100_sxm40")
+    models = [*small.products.values(), *small.attention.values()]
+    assert all("the A100 SXM of 80 GB's, of the same processor" in model.derived for model in models)
+    assert all("80 GB" in derived for _, derived in small.movement.values())
     assert all(derived for _, derived in profile("b200").movement.values())
     assert not profile("h100_sxm").products["bf16"].derived
 

@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from legoai.runtime import RunError
 from legoai.runtime.attention.blocks import gathered_blocks, ring_blocks
@@ -324,6 +325,36 @@ def compiled(rotate: str) -> bool:
 @pytest.mark.parametrize("rotate", some_slow(("allgather", "alltoall", "heads"), "allgather", "alltoall"))
 def test_compiled_block_attends_over_all_ranks(rotate: str, gloo):
     assert gloo(2)(compiled, rotate) == [True, True]
+
+
+def compiled_in_a_checkpoint(rotate: str, selective: bool) -> bool:
+    """Whether a compiled checkpoint of a block equals the block bitwise, as one graph without breaks."""
+    mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+    block = Block()
+    balance = "none" if rotate == "heads" else "head_tail"
+    context_parallel_attention(block.attention, mesh, rotate=rotate, balance=balance)
+    policy = {"context_fn": _saving_products} if selective else {}
+    wrapped = checkpoint_wrapper(block, preserve_rng_state=False, **policy)
+    x = torch.randn(1, 2, 8, 4)
+    results = []
+    for function in (block, torch.compile(wrapped, backend="aot_eager", fullgraph=True)):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf)
+        results.append((result.detach(), *torch.autograd.grad(result.square().sum(), leaf)))
+    torch._dynamo.reset()
+    return all(torch.equal(*pair) for pair in zip(*results, strict=True))
+
+
+def _saving_products():
+    return create_selective_checkpoint_contexts([torch.ops.aten.bmm.default])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rotate", "selective"), [("allgather", True), ("alltoall", True), ("heads", True), ("heads", False)]
+)
+def test_compiled_checkpoint_attends_over_all_ranks(rotate: str, selective: bool, gloo):
+    assert gloo(2)(compiled_in_a_checkpoint, rotate, selective) == [True, True]
 
 
 def refusals() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -71,3 +72,24 @@ def test_a_schedule_without_decay_has_no_end():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
     assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=3, decay="constant")) is None
     assert schedule_end(warmup_schedule(optimizer, warmup=3, steps=9, floor=0.5)) == (9, 0.25)
+
+
+@pytest.mark.parametrize("resumed", [0, 5])
+def test_a_first_step_without_update_moves_the_rate_and_warns_of_nothing(resumed: int):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = warmup_schedule(optimizer, warmup=0, steps=10, decay="linear")
+    if resumed:
+        set_schedule_step(scheduler, resumed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scheduler.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(2.0 * (1 - (resumed + 2) / 10))
+
+
+def test_other_warnings_of_a_schedule_are_shown():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = warmup_schedule(optimizer, warmup=0, steps=10)
+    optimizer.step = lambda: None
+    with pytest.warns(UserWarning, match="has been overridden"):
+        scheduler.step()

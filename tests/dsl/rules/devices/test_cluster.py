@@ -94,6 +94,8 @@ def test_cloud_fabric_requires_its_hosts(fabric: str) -> None:
 @pytest.mark.parametrize(
     ("device", "fabric", "fits"),
     [
+        ("a100_sxm40", "infiniband_hdr", True),
+        ("a100_sxm40", "efa_p4d", True),
         ("a100_sxm80", "infiniband_hdr", True),
         ("a100_sxm80", "infiniband_ndr", False),
         ("a100_sxm80", "roce_400", False),

@@ -140,7 +140,14 @@ def _properties(name: str) -> tuple[DeviceProperties, DeviceProperties]:
 
 @pytest.mark.parametrize(
     ("name", "multiprocessors", "capability"),
-    [("a100_sxm80", 108, 80), ("h100_sxm", 132, 90), ("h100_sxm96", 132, 90), ("h200", 132, 90), ("b200", 148, 100)],
+    [
+        ("a100_sxm40", 108, 80),
+        ("a100_sxm80", 108, 80),
+        ("h100_sxm", 132, 90),
+        ("h100_sxm96", 132, 90),
+        ("h200", 132, 90),
+        ("b200", 148, 100),
+    ],
 )
 def test_inductor_gets_the_properties_of_the_device(name, multiprocessors, capability):
     seen, expected = _properties(name)
