@@ -10,6 +10,7 @@ Rows, all by the GPU's clock with a full queue (`legoai.cost.calibration.timing`
 - `attention`: forward and backward by torch's implementations, causal;
 - `unmasked attention`: the same of few heads and pieces of sequences, without a mask, as in context parallelism;
 - `convolution`: forward, and the gradients that a backward computes together, in bf16 and in fp32 (TF32, by default);
+- `channels-last convolution`: the same of convolutions of images, whose memory has channels last;
 - `list`: kernels on lists of tensors, as `torch.distributed.fsdp` and clipping call them;
 - `movement`: a kernel that reads and writes, only reads, or only writes what is in the cache or out of it;
 - `distance`: a kernel that reads what was written before a number of other bytes.
@@ -72,6 +73,8 @@ CONVOLUTIONS = (
 )  # fmt: skip
 """Batch, channels, height and width of images, filters, size of a filter, stride, and groups: ResNet, ViT, ConvNeXt and
 ResNeXt."""
+OF_IMAGES = tuple(shape for shape in CONVOLUTIONS if shape[1] == 3)
+"""Those of images, for which cuDNN has kernels of its own where channels are last."""
 LISTS = ((1, 2**24), (9, 2**21), (9, 2**18), (64, 2**16), (64, 2**20), (300, 2**12))
 """Tensors of a list, and elements of each."""
 BACKENDS = {
@@ -210,12 +213,21 @@ def unmasked_attentions() -> Iterator[dict[str, Any]]:
 
 
 def convolutions() -> Iterator[dict[str, Any]]:
+    yield from of_images("convolution", CONVOLUTIONS, torch.contiguous_format)
+
+
+def channels_last_convolutions() -> Iterator[dict[str, Any]]:
+    yield from of_images("channels-last convolution", OF_IMAGES, torch.channels_last)
+
+
+def of_images(kind: str, shapes: Sequence[tuple[int, ...]], layout: torch.memory_format) -> Iterator[dict[str, Any]]:
     for dtype, (batch, channels, size, filters, kernel, stride, groups) in itertools.product(
-        (torch.bfloat16, torch.float32), CONVOLUTIONS
+        (torch.bfloat16, torch.float32), shapes
     ):
         padding = kernel // 2 if stride < kernel else 0
         given = torch.randn(batch, channels, size, size, device="cuda", dtype=dtype)
         weight = torch.randn(filters, channels // groups, kernel, kernel, device="cuda", dtype=dtype)
+        given, weight = given.to(memory_format=layout), weight.to(memory_format=layout)
         arguments = [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
         run = partial(torch.ops.aten.convolution, given, weight, None, *arguments)
         upstream = torch.randn_like(run())
@@ -227,7 +239,7 @@ def convolutions() -> Iterator[dict[str, Any]]:
             for name, mask in masks.items()
         }
         yield {
-            "kind": "convolution", "dtype": str(dtype).removeprefix("torch."), "batch": batch, "channels": channels,
+            "kind": kind, "dtype": str(dtype).removeprefix("torch."), "batch": batch, "channels": channels,
             "size": size, "filters": filters, "kernel": kernel, "stride": stride, "groups": groups,
             "forward_us": microseconds([run]), **took,
         }  # fmt: skip
@@ -287,7 +299,8 @@ def distances() -> Iterator[dict[str, Any]]:
 
 
 PARTS = {
-    "lists": lists, "convolutions": convolutions, "unmasked_attentions": unmasked_attentions, "movements": movements,
+    "lists": lists, "convolutions": convolutions, "channels_last_convolutions": channels_last_convolutions,
+    "unmasked_attentions": unmasked_attentions, "movements": movements,
     "distances": distances, "cached_products": cached_products, "attentions": attentions, "products": products,
     "unaligned_products": unaligned_products, "grouped_products": grouped_products, "float8_products": float8_products,
 }  # fmt: skip

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from legoai.cost.kernels.convolutions import ALIGNED_BYTES, is_unmeasured
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.machine.kernel_time import knows_narrow_rates
+from legoai.cost.machine.kernel_time import estimate, knows_narrow_rates
 from legoai.cost.profiles import Profile
+from legoai.cost.trace.records import Kernel
+from legoai.cost.trace.segments import Instance, Item
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.blocks import general
@@ -40,6 +43,8 @@ _SLOW_ACCUMULATION: Final = (
 )
 _HOPPER: Final = "9.0"
 """The compute capability of GPUs whose tensor cores add up products in float8 with fewer bits than single precision."""
+_NOTABLE: Final = 0.03
+"""Share of a step from which on an unmeasured kernel is stated."""
 _INDEX: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """The number of a block in a path."""
 
@@ -123,6 +128,34 @@ def of_profile(plan: Plan, device: str) -> Iterator[str]:
         yield f"no run of this plan, or of one that is traced alike, has measured a profile: {_UNMEASURED}"
     else:
         yield f"the passes over the graph decide by what a run measured on {found.hardware}"
+
+
+def of_convolutions(steps: Mapping[int, Iterable[Item]], machine: Machine, step_time: float) -> Iterator[str]:
+    """Yield which convolutions take a share of the step by rates that were measured in another layout.
+
+    Args:
+        steps: the items of one step by global rank.
+        machine: whose profile has the rates.
+        step_time: seconds.
+    """
+    if machine.device.kind == "cpu":
+        return
+    for items in steps.values():
+        kernels = [
+            record
+            for item in items
+            for record in (item.segment.records if isinstance(item, Instance) else (item,))
+            if isinstance(record, Kernel) and is_unmeasured(record)
+        ]
+        share = sum(estimate(kernel, machine.profile)[0] for kernel in kernels) / step_time
+        if share > _NOTABLE:
+            modules = dict.fromkeys(_INDEX.sub("*", name_of(kernel.module)) for kernel in kernels)
+            yield (
+                f"{share:.0%} of the step are convolutions of images with channels last, whose channels are not a "
+                f"multiple of {ALIGNED_BYTES} bytes ({listed(list(modules))}): they are as fast as with channels "
+                "first, but cuDNN has faster kernels for some, which no profile has measured"
+            )
+            return
 
 
 def of_machine(machine: Machine) -> tuple[str, ...]:

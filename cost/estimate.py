@@ -290,6 +290,7 @@ def estimate(
             *assumptions.of_machine(machine),
             *assumptions.of_full_batch(plan),
             *assumptions.of_kernels(plan, manifest, directory, machine.profile),
+            *assumptions.of_convolutions(steps, machine, simulated.step_time),
             *assumptions.of_profile(plan, machine.device.kind),
         ),
     )

@@ -87,7 +87,7 @@ def _product(product: Product, profile: Profile) -> Answer:
         [math.log2(value) for value in (product.batch, product.m, product.n, product.k)],
         lambda: product_features(product, model.curve.processors),
         lambda seconds: max(seconds * model.scale * model.curve.slowed(product), model.curve.limit(product)),
-        least=_by_narrow_loads(product, model.curve, profile),
+        least=max(_by_narrow_loads(product, model.curve, profile), _by_streaming(product, profile)),
     )
 
 
@@ -103,6 +103,16 @@ def _by_narrow_loads(product: Product, curve: ProductCurve, profile: Profile) ->
     if name is None or name not in profile.constants:
         return 0.0, ROOFLINE
     return curve.floor + product.flops * curve.waste(product) / profile.constants[name].value, ROOFLINE
+
+
+def _by_streaming(product: Product, profile: Profile) -> Answer:
+    """The time of an elementwise kernel that moves a product's bytes, which no product is faster than.
+
+    The curve divides bytes by the datasheet's bandwidth, which no kernel reaches. Of the products measured on an H100,
+    an H200 and a B200, only some in float8 on the H100, with operands in its cache, are faster.
+    """
+    curve, derived = profile.moving("elementwise")
+    return curve.seconds(product.bytes), ROOFLINE + (", derived" if derived else "")
 
 
 def knows_narrow_rates(profile: Profile) -> bool:

@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend
 from legoai.cost.simulated.device import Kind, SimulationError
 from legoai.cost.simulated.operators import convolves_channels_last
 from legoai.dsl.analysis.computation.attention import takes_widths
+from legoai.runtime.attention import kernels as attention_kernels
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.runtime.torch_internals.operators import allowed_attention_kernels
-from legoai.runtime.torch_internals.patching import original, patched_item
+from legoai.runtime.torch_internals.patching import original, patched_attribute, patched_item
 
 aten = torch.ops.aten
 
@@ -30,6 +31,13 @@ _ONE_KERNEL: Final[dict[Kind, tuple[str, ...]]] = {
 
 _CUDNN_FIRST: Final = ("9", "10")
 """Major compute capabilities on which PyTorch tries cuDNN first (`check_prefer_cudnn_attention` of the file below)."""
+_ORDER: Final = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+    SDPBackend.CUDNN_ATTENTION,
+)
+_ORDER_WITH_CUDNN_FIRST: Final = (SDPBackend.CUDNN_ATTENTION, *_ORDER[:-1])
 
 
 @contextlib.contextmanager
@@ -45,10 +53,14 @@ def kernels_of(kind: Kind, capability: str | None) -> Iterator[None]:
     library.impl("scaled_dot_product_attention", attend, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     if kind == "cpu":
         library.impl("dropout", _drop_on_cpu, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
+    if kind == "cuda":
+        chosen = functools.partial(_number_of_choice, capability)
+        library.impl("_fused_sdp_choice", chosen, "AutogradPrivateUse1")  # type: ignore[no-untyped-call]
     for name in _ONE_KERNEL[kind]:
         library.impl(name, _never_computed, "PrivateUse1")  # type: ignore[no-untyped-call]
+    on_cpu = patched_attribute(attention_kernels, "runs_on_cpu", lambda _: kind == "cpu")
     try:
-        with _convolving_on_gpu() if kind == "cuda" else contextlib.nullcontext():
+        with on_cpu, _convolving_on_gpu() if kind == "cuda" else contextlib.nullcontext():
             yield
     finally:
         library._destroy()  # type: ignore[no-untyped-call]
@@ -104,47 +116,73 @@ def _attend_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """`scaled_dot_product_attention` by the first allowed kernel that can compute it, in PyTorch's order for CUDA.
-
-    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`. With cuDNN above 9.15.1, which
-    torch 2.11 and later bring along, PyTorch tries cuDNN's kernel first on GPUs of compute capability 9 and 10, as was
-    seen on an H100.
-    """
-    allowed = allowed_attention_kernels()
-    grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    width = query.shape[-1]
-    batched = _is_batched(query, key, value)
-    grouped = batched and query.shape[-3] != key.shape[-3]
-    widths = width, value.shape[-1]
-
-    def takes(kernel: str) -> bool:
-        return batched and takes_widths(kernel, widths, capability=capability, dtype="bf16" if half else "fp32")
-
-    flash = half and attn_mask is None and takes("flash")
-    cudnn = half and takes("cudnn")
-    cudnn = cudnn and not (attn_mask is not None and attn_mask.requires_grad)  # it has no gradient of a learned bias
-    first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
-    before = first and cudnn and SDPBackend.CUDNN_ATTENTION in allowed
-    if SDPBackend.FLASH_ATTENTION in allowed and flash and not before:
+    """`scaled_dot_product_attention` by the kernel of `_choice_on_gpu`."""
+    kernel = _choice_on_gpu(capability, query, key, value, attn_mask, is_causal=is_causal)
+    if kernel == SDPBackend.MATH:
+        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    if kernel == SDPBackend.FLASH_ATTENTION:
+        width = query.shape[-1]
         pad = -width % 8
         if pad:
             scale = 1 / math.sqrt(width) if scale is None else scale
             query, key, value = (torch.nn.functional.pad(item, (0, pad)) for item in (query, key, value))
         out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
         return out[..., :width] if pad else out
-    if SDPBackend.EFFICIENT_ATTENTION in allowed and not grouped and takes("efficient") and not before:
+    grad = torch.is_grad_enabled() and any(item.requires_grad for item in (query, key, value))
+    mask = _float_mask(attn_mask, query)
+    if kernel == SDPBackend.EFFICIENT_ATTENTION:
         return aten._scaled_dot_product_efficient_attention(
-            query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, scale=scale
+            query, key, value, mask, grad, dropout_p, is_causal, scale=scale
         )[0]
-    if SDPBackend.CUDNN_ATTENTION in allowed and cudnn:
-        return aten._scaled_dot_product_cudnn_attention(
-            query, key, value, _float_mask(attn_mask, query), grad, dropout_p, is_causal, False, scale=scale
-        )[0]
-    if SDPBackend.MATH in allowed:
-        return _math_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, grad, dropout_p, is_causal, False, scale=scale
+    )[0]
+
+
+def _choice_on_gpu(  # noqa: PLR0917 (PyTorch's own signature)
+    capability: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **_: Any,
+) -> SDPBackend:
+    """The first allowed kernel that can compute an attention, in PyTorch's order for CUDA, as `_fused_sdp_choice`.
+
+    The conditions are those of `aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`. With cuDNN above 9.15.1, which
+    torch 2.11 and later bring along, PyTorch tries cuDNN's kernel first on GPUs of compute capability 9 and 10, as was
+    seen on an H100, and elsewhere last.
+    """
+    allowed = allowed_attention_kernels()
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    batched = _is_batched(query, key, value)
+    grouped = batched and query.shape[-3] != key.shape[-3]
+    widths = query.shape[-1], value.shape[-1]
+
+    def takes(kernel: str) -> bool:
+        return batched and takes_widths(kernel, widths, capability=capability, dtype="bf16" if half else "fp32")
+
+    square = not is_causal or query.shape[-2] == key.shape[-2]
+    learned = attn_mask is not None and attn_mask.requires_grad  # of which cuDNN has no gradient
+    fits = {
+        SDPBackend.FLASH_ATTENTION: half and attn_mask is None and square and takes("flash"),
+        SDPBackend.EFFICIENT_ATTENTION: not grouped and takes("efficient"),
+        SDPBackend.CUDNN_ATTENTION: half and not learned and key.shape[-2] != 1 and takes("cudnn"),
+        SDPBackend.MATH: True,
+    }
+    first = capability is None or capability.partition(".")[0] in _CUDNN_FIRST
+    for kernel in _ORDER_WITH_CUDNN_FIRST if first else _ORDER:
+        if kernel in allowed and fits[kernel]:
+            return kernel
     names = ", ".join(sorted(backend.name for backend in allowed))
     raise SimulationError(f"no attention kernel of {names} takes {tuple(query.shape)} {query.dtype}")
+
+
+def _number_of_choice(capability: str | None, *args: Any, **kwargs: Any) -> int:
+    """`_fused_sdp_choice`, which attention to the pieces of a sequence asks."""
+    return _choice_on_gpu(capability, *args, **kwargs).value
 
 
 def _attend_on_cpu(  # noqa: PLR0917 (PyTorch's own signature)

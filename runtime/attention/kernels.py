@@ -6,7 +6,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend
 
+from legoai.runtime.attention.kernel_choice import choice_of_pytorch
 from legoai.specs.models.layers import exact_dtype
 
 aten = torch.ops.aten
@@ -57,23 +59,31 @@ class Kernel(Protocol):
 
 
 def choose_kernel(query: torch.Tensor, value: torch.Tensor) -> Kernel:
-    """Return a flash kernel where the device has one for these tensors, or else cuDNN's, or else matrix products.
+    """Return PyTorch's own choice for these tensors, of the kernels here.
 
-    Flash kernels take heads of one width, on an accelerator of a multiple of 8 features: others are padded for them, as
-    PyTorch does, and so are values of fewer features than keys.
+    That is a flash kernel where the device has one for them, but cuDNN's where PyTorch prefers it; and matrix products
+    for what neither takes. Flash kernels take heads of one width, on an accelerator of a multiple of 8 features: others
+    are padded for them, as PyTorch does, and so are values of fewer features than keys.
 
     `torch.nn.attention.sdpa_kernel` switches off those that it does not name.
     """
     width, of_values = query.shape[-1], value.shape[-1]
-    on_cpu = query.device.type == "cpu"
+    on_cpu = runs_on_cpu(query.device)
     padded = width if on_cpu else -(-width // _ALIGNED) * _ALIGNED
     fits = on_cpu or query.dtype in _HALF_DTYPES
+    if fits and not on_cpu and width == padded and of_values % _ALIGNED == 0 and _cudnn_is_on():
+        choice = choice_of_pytorch(query.device, query.dtype, width, of_values, query.requires_grad)
+        if choice == SDPBackend.CUDNN_ATTENTION:
+            return CudnnKernel()
     if fits and of_values <= width and (on_cpu or width <= _FLASH_HEAD_DIM) and _flash_is_on():
         kernel = CpuFlashKernel() if on_cpu else FlashKernel()
         return kernel if of_values == width == padded else Padded(kernel, padded)
-    if fits and not on_cpu and width == padded and of_values % _ALIGNED == 0 and _cudnn_is_on():
-        return CudnnKernel()
     return MathKernel()
+
+
+def runs_on_cpu(device: torch.device) -> bool:
+    """Whether the kernels of a device are those of a CPU; the simulated device replaces this by its own kind."""
+    return device.type == "cpu"
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -83,10 +93,7 @@ def _flash_is_on() -> bool:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _cudnn_is_on() -> bool:
-    """Where `sdpa_kernel` leaves no choice; where it does, flash or matrix products are PyTorch's choice as well."""
-    backends = torch.backends.cuda
-    others = backends.flash_sdp_enabled() or backends.math_sdp_enabled()  # type: ignore[no-untyped-call]
-    return not others and bool(backends.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
+    return bool(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]
 
 
 class FlashKernel:

@@ -45,6 +45,7 @@ __all__ = [
     "adds_gradients_in_place",
     "all_operator_names",
     "allowed_attention_kernels",
+    "attention_kernel_of",
     "autograd_sequence_number",
     "call_behind_backward",
     "called_from_python",
@@ -82,6 +83,10 @@ all_operator_names: Final[Callable[[], list[str]]] = torch._C._dispatch_get_all_
 """Names of all operators, among which the simulated device finds those with an autocast rule."""
 has_kernel: Final[Callable[[str, str], bool]] = torch._C._dispatch_has_kernel_for_dispatch_key
 """Whether an operator has a kernel on a dispatch key."""
+
+attention_kernel_of: Final[Callable[..., int]] = torch._fused_sdp_choice
+"""The value of the `SDPBackend` that attention would use for its arguments; the public functions answer for one kernel,
+without PyTorch's order."""
 
 make_subclass: Final[Any] = torch.Tensor._make_subclass
 """Makes a tensor subclass of a tensor; the constructor of fake tensors checks its arguments every time."""

@@ -16,7 +16,9 @@ class Attention(Directive):
 
     kernel: str = option(
         Choice(("default", "flash", "efficient", "cudnn", "math", "flex")),
-        doc="`default` leaves the choice to PyTorch; where `context` merges attention to the pieces of a sequence, it "
-        "is `flash`, or matrix products for tensors that `flash` does not take.",
+        doc="`default` leaves the choice to PyTorch: on H100, H200 and B200 it is `cudnn`, on A100 `flash`, for heads "
+        "that these take. Where `context` merges attention to the pieces of a sequence, the choice is the same, but it "
+        "is never `efficient`: it is `flash`, which pads values to the width of keys, or matrix products for tensors "
+        "that neither takes.",
         default="default",
     )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from legoai.cost.assumptions import of_convolutions
 from legoai.cost.kernels.kinds import Consecutive, Movement, Product, Work
 from legoai.cost.kernels.work import work_of
+from legoai.cost.machine.cluster import machine_of
 from legoai.cost.machine.contention import beside_collectives
 from legoai.cost.machine.kernel_time import estimate, work_on
 from legoai.cost.profiles import profile
 from legoai.cost.simulated.operators import description, operator, tensors
 from legoai.cost.trace.records import Kernel
 from legoai.runtime.torch_internals.operators import OpOverload
+from legoai.specs.directives.cluster import ClusterUse
 
 
 def recorded(func: OpOverload, arguments: Sequence[object]) -> Kernel:
@@ -182,3 +187,16 @@ def test_processor_without_tf32_computes_fp32_convolutions_in_fp32():
     forward, _ = convolution(8, 64, 128, 28, 3, dtype=torch.float32)
     work = work_on(forward, profile("cpu"))
     assert isinstance(work, Product) and work.rate == "fp32"
+
+
+def test_first_layers_with_channels_last_are_assumed_to_be_as_fast_as_with_channels_first():
+    def said(channels: int, share: float, *, last: bool = True, device: str = "a100_sxm80") -> list[str]:
+        machine = machine_of(ClusterUse(device=device), 1, directory=Path())
+        pair = convolution(256, channels, 64, 224, 7, stride=2, channels_last=last)
+        kernels = [replace(kernel, module="stem") for kernel in pair]
+        taken = sum(estimate(kernel, machine.profile)[0] for kernel in kernels)
+        return list(of_convolutions({0: kernels}, machine, taken / share))
+
+    [found] = said(3, 0.13)
+    assert found.startswith("13% of the step are convolutions of images with channels last") and "(`stem`)" in found
+    assert said(3, 0.02) == said(3, 0.5, last=False) == said(8, 0.5) == said(3, 0.5, device="cpu") == []

@@ -409,3 +409,13 @@ def test_movement_is_bounded_by_bandwidth() -> None:
         datasheet = {"h100_sxm": 3.35e12, "a100_sxm80": 2.039e12, "h200": 4.8e12, "b200": 7.672e12}[name]
         seconds, _ = seconds_of(Movement(kind="elementwise", bytes=2**30), profile(name))
         assert 0.7 * datasheet < 2**30 / seconds < datasheet
+
+
+@pytest.mark.parametrize("name", ["a100_sxm80", "h100_sxm", "h200", "b200"])
+def test_no_product_is_faster_than_an_elementwise_kernel_of_as_many_bytes(name: str):
+    device = profile(name)
+    for m, n, k in ((802816, 256, 64), (200704, 128, 512), (131072, 8, 4096)):
+        moved = 2 * (m * k + k * n + m * n)
+        product = seconds_of(Product(batch=1, m=m, n=n, k=k, rate="bf16", bytes=moved), device)[0]
+        stream = seconds_of(Movement(kind="elementwise", bytes=moved), device)[0]
+        assert stream <= product < 1.2 * stream

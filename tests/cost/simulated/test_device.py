@@ -131,6 +131,26 @@ def test_attention_kernel_is_that_of_the_device(kind, dtype, heads, keys, kernel
     assert f"aten.{kernel}.default" in simulated.in_a_fork(attention, kind, dtype, heads, keys)
 
 
+def masked_attention(capability: str) -> set[str]:
+    seen = Operators()
+    device = simulated_device(ListRecorder(), rank=0, world=1, kind="cuda", capability=capability)
+    with device as fake, fake, seen:
+        query = torch.zeros(1, 4, 16, 64, dtype=torch.bfloat16, device=SIM, requires_grad=True)
+        key = torch.zeros(1, 2, 16, 64, dtype=torch.bfloat16, device=SIM)
+        mask = torch.zeros(16, 16, dtype=torch.bool, device=SIM)
+        F.scaled_dot_product_attention(query, key, key, mask, enable_gqa=True).sum().backward()
+    return seen.names
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel"), [("9.0", "_scaled_dot_product_cudnn_attention"), ("8.0", "_softmax")]
+)
+def test_cudnn_is_first_since_hopper_and_behind_products_before(capability: str, kernel: str):
+    names = simulated.in_a_fork(masked_attention, capability)
+    assert any(kernel in name for name in names), names
+    assert any("cudnn" in name for name in names) == (capability == "9.0")
+
+
 def flat_attention(kind: str, dtype: torch.dtype, shape: tuple[int, ...]) -> set[str]:
     seen = Operators()
     with simulated_device(ListRecorder(), rank=0, world=1, kind=kind) as fake, fake, seen:

@@ -18,6 +18,7 @@ from legoai.runtime import RunError
 from legoai.runtime.attention.blocks import gathered_blocks, ring_blocks
 from legoai.runtime.attention.context import Block as Pairs
 from legoai.runtime.attention.context import context_parallel_attention
+from legoai.runtime.attention.kernel_choice import choice_of_pytorch
 from legoai.runtime.attention.kernels import (
     CpuFlashKernel,
     CudnnKernel,
@@ -198,21 +199,54 @@ def test_log_sum_of_cudnn_has_the_shape_that_its_backward_takes():
     assert [grad.shape for grad in CudnnKernel().backward(inputs, out, out, log_sum)] == [query.shape] * 3
 
 
+FLASH, CUDNN, MATH = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH
+
+
 @pytest.mark.parametrize(
-    ("backends", "width", "of_values", "kernel"),
+    ("backends", "width", "of_values", "choice", "kernel"),
     [
-        ([SDPBackend.CUDNN_ATTENTION], 64, 64, CudnnKernel),
-        ([SDPBackend.CUDNN_ATTENTION], 192, 128, CudnnKernel),
-        ([SDPBackend.FLASH_ATTENTION], 64, 64, FlashKernel),
-        ([SDPBackend.MATH], 64, 64, MathKernel),
-        ([SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION], 64, 64, FlashKernel),
-        ([SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION], 64, 64, MathKernel),
+        ([CUDNN], 64, 64, CUDNN, CudnnKernel),
+        ([CUDNN], 192, 128, CUDNN, CudnnKernel),
+        ([FLASH], 64, 64, None, FlashKernel),
+        ([MATH], 64, 64, None, MathKernel),
+        ([FLASH, CUDNN, MATH], 64, 64, FLASH, FlashKernel),
+        ([FLASH, CUDNN, MATH], 64, 64, CUDNN, CudnnKernel),
+        ([FLASH, CUDNN, MATH], 192, 128, SDPBackend.EFFICIENT_ATTENTION, Padded),
+        ([MATH, CUDNN], 64, 64, MATH, MathKernel),
     ],
 )  # fmt: skip
-def test_accelerators_use_the_kernel_that_the_plan_names(backends: list, width: int, of_values: int, kernel: type):
-    query = torch.empty(1, 2, 8, width, device="meta", dtype=torch.bfloat16)
-    with sdpa_kernel(backends):
-        assert isinstance(choose_kernel(query, query[..., :of_values]), kernel)
+def test_accelerators_use_the_kernel_that_pytorch_chooses_of_the_allowed_ones(
+    backends: list, width: int, of_values: int, choice: SDPBackend | None, kernel: type
+):
+    def choose(query, key, value, *_, **__) -> int:
+        assert (query.shape[-1], value.shape[-1], query.dtype) == (width, of_values, torch.bfloat16)
+        assert choice is not None, "PyTorch is not asked where cuDNN is not allowed"
+        return choice.value
+
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    try:
+        library.impl("_fused_sdp_choice", choose)
+        query = torch.empty(1, 2, 8, width, device="meta", dtype=torch.bfloat16)
+        with sdpa_kernel(backends):
+            assert isinstance(choose_kernel(query, query[..., :of_values]), kernel)
+    finally:
+        library._destroy()
+
+
+@pytest.mark.slow
+def test_choice_of_pytorch_is_constant_in_a_compiled_graph():
+    def scaled(query: torch.Tensor) -> torch.Tensor:
+        choice = choice_of_pytorch(query.device, query.dtype, query.shape[-1], query.shape[-1], query.requires_grad)
+        return query * choice.value
+
+    query = torch.ones(1, 2, 4, 8, requires_grad=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(scaled, backend="aot_eager", fullgraph=True)
+    for backend in (FLASH, MATH):
+        torch._dynamo.reset()
+        with sdpa_kernel(backend):
+            assert torch.equal(compiled(query), query * backend.value)
+    torch._dynamo.reset()
 
 
 def test_kernel_is_flash_unless_disabled():
