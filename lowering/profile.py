@@ -1,8 +1,8 @@
 """Measured profile of a step's graph: times of operators and collectives, and temporary memory of nodes.
 
-Profiles are stored as JSON in the user's cache under a hash of the plan's parts that are traced, ranks, torch, LegoAI
-and type of device. A run whose plan has a profile uses it from its first step, and so does the simulator; one whose
-graph or device is another measures again. Each figure is stored beside the predicted one.
+Profiles are stored as JSON, behind a line with its digest, in the user's cache under a hash of the plan's parts that
+are traced, ranks, torch, LegoAI and type of device. A run whose plan has a profile uses it from its first step, and so
+does the simulator; one whose graph or device is another measures again. Each figure is stored beside the predicted one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import legoai
 from legoai.dsl.analysis.communication.measured_profile import digest_of_traced
-from legoai.specs.cache import private_cache
+from legoai.specs.cache import private_cache, with_digest, without_digest
 from legoai.specs.files import replace_file
 from legoai.specs.plan import Plan
 
@@ -125,8 +125,13 @@ def saved_profile(key: ProfileKey) -> Profile | None:
         return None
     except OSError as error:
         raise UnusableProfileError(f"{path} cannot be read: {error.strerror}") from error
+    if held.startswith(b"{"):
+        return None  # by a version that wrote no digests
+    content = without_digest(held)
+    if content is None:
+        raise UnusableProfileError(f"{path} is damaged")
     try:
-        body = json.loads(held)
+        body = json.loads(content)
         of = body["of"]
         found = _read(body) if of == {"format": _FORMAT, **asdict(key)} else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -143,7 +148,7 @@ def keep_profile(key: ProfileKey, profile: Profile) -> Path | None:
         return None
     body = {"of": {"format": _FORMAT, **asdict(key)}, **asdict(profile)}
     try:
-        replace_file(path, json.dumps(body, indent=1, sort_keys=True) + "\n")
+        replace_file(path, with_digest(f"{json.dumps(body, indent=1, sort_keys=True)}\n".encode()))
     except OSError:
         return None
     return path

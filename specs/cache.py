@@ -1,9 +1,24 @@
-"""LegoAI's folder in the user's cache, and private directories in it, readable and writable by the user alone."""
+"""LegoAI's folder in the user's cache, private directories in it, and files with a digest of their content.
+
+A cached file begins with a line that has the digest. One that was changed, or written by a version without digests,
+counts as missing.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import secrets
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Final
+
+from legoai.specs.files import replace_file
+
+_REFRESH: Final = ContextVar("refresh", default=b"")
+"""Name of the refresh that is under way, which is in the first line of each file that is written in it."""
 
 
 def user_cache() -> Path | None:
@@ -40,3 +55,64 @@ def private_cache(name: str) -> Path | None:
     except OSError:
         return None
     return directory if os.access(directory, os.W_OK) else None
+
+
+@contextlib.contextmanager
+def refreshed(wanted: bool = True) -> Iterator[None]:
+    """In the block, and in processes that are forked in it, cached files from before it count as missing.
+
+    Files that are written in the block are read there, so that what candidates share is computed once.
+
+    Args:
+        wanted: else the block changes nothing.
+    """
+    if not wanted or _REFRESH.get():
+        yield
+        return
+    token = _REFRESH.set(secrets.token_hex(8).encode())
+    try:
+        yield
+    finally:
+        _REFRESH.reset(token)
+
+
+def read_cached(path: Path, *, before: bool = False) -> bytes | None:
+    """Return the content of a cached file; None where it is missing, cannot be read, or was changed.
+
+    Args:
+        path: of a file that :func:`write_cached` wrote.
+        before: in a block of :func:`refreshed`, also return what was written before it.
+    """
+    try:
+        held = path.read_bytes()
+    except OSError:
+        return None
+    refresh = _REFRESH.get()
+    if refresh and not before and held.partition(b"\n")[0].partition(b" ")[2] != refresh:
+        return None
+    return without_digest(held)
+
+
+def write_cached(path: Path, content: bytes, *, whole: bool = True) -> None:
+    """Write a file with the digest of its content, atomically.
+
+    Args:
+        path: in a directory that exists.
+        content: what :func:`read_cached` returns.
+        whole: whether all of it was computed now: a block of :func:`refreshed` reads no other file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    replace_file(path, with_digest(content, _REFRESH.get() if whole else b""))
+
+
+def with_digest(content: bytes, more: bytes = b"") -> bytes:
+    """Return a file's content behind a line with its digest, and ``more``, which has no line break."""
+    return hashlib.sha256(content).hexdigest().encode() + (b" " + more if more else b"") + b"\n" + content
+
+
+def without_digest(held: bytes) -> bytes | None:
+    """Return the content of what :func:`with_digest` returned; None where it was changed, or has no digest."""
+    head, _, content = held.partition(b"\n")
+    return content if head.partition(b" ")[0] == hashlib.sha256(content).hexdigest().encode() else None

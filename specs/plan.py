@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from legoai.specs.directives import DEFAULTED
 from legoai.specs.directives.base import Directive, PathRule, describe, walk
@@ -41,16 +41,22 @@ DEFAULTS: Final = 2
 """Version of the options' defaults. It changes when an option's default changes, and not when an option is added."""
 
 
+Stop: TypeAlias = Literal["time_limit", "interrupted"]
+"""What stopped a search."""
+
+
 class Solved(Record, kw_only=True):
     """The solver's record of its last answer: the plan that it solved, and the quality of the answer.
 
-    `gap` is None where a search was stopped before it had a bound.
+    `gap` is None where a search was stopped before it had a bound. `stopped` is what stopped a search that did not end
+    by itself: its answer is the best that was found until then.
     """
 
     digest: str
     version: str
     profile: str
     gap: float | None
+    stopped: Stop | None = None
     origin: Origin = DEFAULT
 
 

@@ -1,7 +1,8 @@
 """Disk cache: files in a folder of the user's cache, named by their keys, for pieces and simulated pipelines.
 
-A file is written under a temporary name and then renamed, so that it is complete or missing. A damaged file counts as
-missing, and is written again. When a folder exceeds its size limit, the least recently used files are removed.
+A file is written under a temporary name and then renamed, so that it is complete or missing. It begins with a digest of
+its content: a damaged file counts as missing, and is written again. When a folder exceeds its size limit, the least
+recently used files are removed.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ from typing import Final
 
 from legoai.cost.replay.file import load, save
 from legoai.cost.replay.piece import Piece
-from legoai.specs.cache import private_cache
-from legoai.specs.files import replace_file
+from legoai.specs.cache import private_cache, read_cached, write_cached
 from legoai.specs.units import MIB
 
 MOST_BYTES: Final = 128 * MIB
@@ -23,7 +23,7 @@ _PIECES: Final = "pieces"
 
 
 def cached_piece(key: str) -> Piece | None:
-    """Return the piece of a key; None where no readable one is cached."""
+    """Return the piece of a key; None where none is cached, or a damaged one."""
     held = kept_bytes(_PIECES, f"{key}.json")
     if held is None:
         return None
@@ -40,27 +40,25 @@ def keep_piece(key: str, piece: Piece) -> None:
 
 
 def kept_bytes(folder: str, name: str) -> bytes | None:
-    """Return the content of a file in a folder of the cache; None where no readable one exists."""
+    """Return the content of a file in a folder of the cache; None where there is none, or a damaged one."""
     place = private_cache(folder)
     if place is None:
         return None
     file = place / name
-    try:
-        held = file.read_bytes()
-    except OSError:
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(file)
+    held = read_cached(file)
+    if held is not None:
+        with contextlib.suppress(OSError):
+            os.utime(file)
     return held
 
 
 def keep_bytes(folder: str, name: str, held: bytes) -> None:
-    """Write a file in a folder of the cache, if there is a cache folder."""
+    """Write a file with its digest in a folder of the cache, if there is a cache folder."""
     place = private_cache(folder)
     if place is None:
         return
     with contextlib.suppress(OSError):
-        replace_file(place / name, held)
+        write_cached(place / name, held)
         _remove_old(place)
 
 

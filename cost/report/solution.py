@@ -11,6 +11,7 @@ from legoai.cost.search.candidates import Choices, Evaluated
 from legoai.cost.search.joint.decision import Tried
 from legoai.cost.search.objective import rounded
 from legoai.cost.search.solve import Solution
+from legoai.dsl.frontend.solved import STOPS
 from legoai.specs.directives.require import METRICS
 from legoai.specs.units import counted
 
@@ -28,8 +29,8 @@ _SMALL: Final = 0.001
 STATUSES: Final = {
     "optimal": "no candidate is better",
     "bounded": "no candidate is better by more than the gap",
-    "time_limit": "stopped at the time limit",
-    "interrupted": "interrupted",
+    "time_limit": STOPS["time_limit"],
+    "interrupted": STOPS["interrupted"],
     "infeasible": "no candidate is feasible",
 }
 

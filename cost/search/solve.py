@@ -148,11 +148,13 @@ class Solution:
             return edit.without_solved(_file(edit.pin(written, spans), file.name))
         if not record or self.best is None:
             return text
+        status = self.result.status
         solved = Solved(
             digest=solved_digest(self.plan.reread(text)),
             version=legoai.__version__,
             profile=self.best.figures.profile,
             gap=None if self.gap is None else round(self.gap, 6),
+            stopped=status if status in ("time_limit", "interrupted") else None,
         )
         return edit.write_solved(_file(text, file.name), solved)
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import re
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import Any
+from functools import lru_cache
 
-from lark import Lark, Token
+from lark import Token
 from lark.exceptions import LarkError, UnexpectedCharacters, UnexpectedInput, UnexpectedToken
-from lark.lexer import Lexer, LexerState, LexerThread, LineCounter
 from lark.utils import TextSlice
 
 from legoai.dsl.diagnostics.codes import syntax as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.frontend.build import Builder, NestedTooDeepError
+from legoai.dsl.frontend.lalr import grammar
 from legoai.dsl.frontend.syntax import AnyStatement, Comment, PlanFile
 from legoai.dsl.frontend.text import Lines
-from legoai.specs.cache import private_cache
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 from legoai.specs.units import UNITS
@@ -71,29 +68,6 @@ def parse(text: str, name: str) -> Parsed:
             damaged.append(lines.span(start, end))
     file = PlanFile(name, text, tuple(statements), scan.comments)
     return Parsed(file, tuple(diagnostics), tuple(damaged), tuple(scan.chunks))
-
-
-class _FromOffset(LexerThread):
-    """Lexes a slice without counting the lines before it, which would take longer for each statement of a text."""
-
-    @classmethod
-    def from_text(cls, lexer: Lexer, text: str | bytes | TextSlice[Any]) -> LexerThread:
-        counter = LineCounter("\n")  # type: ignore[no-untyped-call]
-        counter.char_pos = text.start if isinstance(text, TextSlice) else 0
-        return cls(lexer, LexerState(TextSlice.cast_from(text), counter))
-
-
-@cache
-def grammar() -> Lark:
-    """The parser, from tables cached in a directory that only this user can write."""
-    text = Path(__file__).parents[1].joinpath("grammar", "plan.lark").read_text(encoding="utf-8")
-    directory = private_cache("grammar")
-    options: dict[str, Any] = {"parser": "lalr", "lexer": "contextual", "propagate_positions": False,
-                               "_plugins": {"LexerThread": _FromOffset}}  # fmt: skip
-    if directory is not None:
-        # lark keys the file by grammar, options and its own version.
-        options["cache"] = str(directory / "plan.tables")
-    return Lark(text, transformer=None, keep_all_tokens=False, **options)
 
 
 def chunks(text: str) -> list[tuple[int, int]]:

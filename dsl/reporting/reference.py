@@ -65,7 +65,8 @@ OWN_STATEMENTS: Final[dict[str, tuple[str, str]]] = {
         'solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%',
         "Written by the solver, never by hand: the plan that it answered and how good its answers are. A plan that\n"
         "was changed since, or whose domains, requirements or objective were, is a diagnostic. The gap is `unknown`\n"
-        "where a search was stopped before it had a bound.",
+        "where a search was stopped before it had a bound. Where a search did not end by itself, the line ends with\n"
+        "what stopped it, `, stopped at the time limit` or `, interrupted`: the answers are the best until then.",
     ),
 }
 """Statements of the language itself: form and page of each. All others are directive families."""

@@ -12,6 +12,7 @@ from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
 from legoai.dsl.lint import Linted
 from legoai.dsl.lint import lint as lint_text
 from legoai.dsl.reporting.output import Files, render_full
+from legoai.specs.cache import refreshed
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
@@ -136,13 +137,20 @@ def solve(
             assignments, else 0.5%.
         time_limit: seconds after which the best candidate so far is the result. Results are cached, and an equal
             search with no higher limit returns them.
-        refresh: repeat the search and its simulations although their results are cached.
+        refresh: read nothing that was cached before: search and simulate again.
 
     Raises:
         PlanError: the plan has errors, cannot be read, or has holes that are not searched, or its cluster has no
             figures.
         legoai.cost.search.solve.CannotSolveError: the plan has no holes, or ``profile`` names none.
     """
+    with refreshed(refresh):
+        opened = _opened(path, settings, variant, profile)
+        return solved(opened, profile=profile, time_limit=time_limit, gap=gap)
+
+
+def _opened(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None) -> OpenPlan:
+    """The plan with its holes; see :func:`solve`."""
     from legoai.cost.search.solve import CannotSolveError
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
@@ -156,7 +164,7 @@ def solve(
     if not opened.holes:
         raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
     _check_figures(written, profile)
-    return solved(opened, profile=profile, time_limit=time_limit, gap=gap, refresh=refresh)
+    return opened
 
 
 def solved(
@@ -165,12 +173,12 @@ def solved(
     profile: str | None = None,
     time_limit: float | None = None,
     gap: float | None = None,
-    refresh: bool = False,
     progress: Progress | None = None,
 ) -> Solution:
     """The solution of a plan all of whose holes can be searched, with simulations cached on disk.
 
-    Arguments and errors are those of :func:`solve`; ``progress`` is called with the search's progress.
+    In a block of :func:`legoai.specs.cache.refreshed`, none from before it are read. Arguments and errors are those of
+    :func:`solve`; ``progress`` is called with the search's progress.
     """
     from legoai.cost.search.evaluation.evaluator import Simulation
     from legoai.cost.search.evaluation.figures_cache import figures_file, read_cache, write_cache
@@ -182,9 +190,9 @@ def solved(
     imports = plan is not None and plan.model.family == "python"
     devices = devices_of(opened, profile)
     file = None if imports else figures_file(devices)
-    kept = {} if refresh else read_cache(file)
+    kept = read_cache(file)
     results = None if imports else result_file(opened, devices, gap)
-    cached = None if refresh else read_result(results)
+    cached = read_result(results)
     try:
         with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:
             solution = solve(

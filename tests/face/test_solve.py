@@ -187,6 +187,35 @@ def test_a_plan_with_errors_is_not_solved(capsys: pytest.CaptureFixture[str]):
     assert "LP2" in err
 
 
+@pytest.mark.slow
+def test_a_refresh_writes_everything_anew(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Each cached file is computed again, though it is whole: also pieces, which worker processes read and write."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("open.plan").write_text(OPEN.replace("n_layers = 1", "n_layers = 8"), encoding="utf-8")
+
+    def written() -> dict[str, object]:
+        # A piece that is read has another time too, and one that a refresh writes another first line.
+        files = [file for file in (tmp_path / "cache").glob("legoai/*/*") if file.parent.name != "grammar"]
+        return {
+            str(file): file.read_bytes().partition(b"\n")[0]
+            if file.parent.name == "pieces"
+            else file.stat().st_mtime_ns
+            for file in files
+        }
+
+    first = called(capsys, "solve", "open.plan", "--json", "--all")[1]
+    before = written()
+    assert {Path(name).parent.name for name in before} >= {"pieces", "figures", "estimates"}
+    second = called(capsys, "solve", "open.plan", "--json", "--all", "--refresh")[1]
+    after = written()
+    assert after.keys() == before.keys() and all(after[name] != before[name] for name in before)
+    documents = [json.loads(text) for text in (first, second)]
+    for part in ("status", "choices", "estimate"):
+        assert documents[0][part] == documents[1][part]
+
+
 def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]):
     Path("open.plan").write_text(OPEN, encoding="utf-8")
     for wrong in (

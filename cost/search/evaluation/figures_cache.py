@@ -12,8 +12,7 @@ from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.machine.cluster import Machine
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import Program
-from legoai.specs.cache import private_cache
-from legoai.specs.files import replace_file
+from legoai.specs.cache import private_cache, read_cached, write_cached
 
 _MOST_FILES: Final = 16
 """Files that are kept of a kind: of figures one for each state of this package, of torch and of a device."""
@@ -59,40 +58,34 @@ def read_cache(path: Path | None) -> Kept:
 def write_cache(path: Path | None, kept: Kept) -> None:
     """Add figures to a file, as a whole or not at all; the oldest files go."""
     if kept:
-        write_checked(path, {**read_cache(path), **kept})
+        known = read_checked(path, before=True)
+        # Not all of them were computed now.
+        write_checked(path, {**(known if isinstance(known, dict) else {}), **kept}, whole=False)
 
 
-def read_checked(path: Path | None) -> Any:
-    """The plain data that :func:`write_checked` wrote; None where there is none, or where it was changed."""
-    if path is None:
-        return None
-    try:
-        checked, held = path.read_text(encoding="utf-8").split("\n", 1)
-        return json.loads(held) if checked == _digest(held) else None
-    except (OSError, ValueError):
-        return None
+def read_checked(path: Path | None, *, before: bool = False) -> Any:
+    """The plain data that :func:`write_checked` wrote; None where there is none, or where it was changed.
+
+    Args:
+        path: of the file; None where nothing can be kept.
+        before: as of :func:`legoai.specs.cache.read_cached`.
+    """
+    held = None if path is None else read_cached(path, before=before)
+    return None if held is None else json.loads(held)
 
 
-def write_checked(path: Path | None, data: Any) -> None:
-    """Write plain data with its checksum, if there is a place for it, as a whole or not at all."""
+def write_checked(path: Path | None, data: Any, *, whole: bool = True) -> None:
+    """Write plain data with its digest, if there is a place for it, as a whole or not at all; the oldest files go.
+
+    Args:
+        path: of the file; None where nothing can be kept.
+        data: what :func:`read_checked` returns.
+        whole: as of :func:`legoai.specs.cache.write_cached`.
+    """
     if path is None:
         return
-    held = json.dumps(data)
     with contextlib.suppress(OSError):
-        replace_newest(path, f"{_digest(held)}\n{held}")
-
-
-def replace_newest(path: Path, text: str) -> None:
-    """Write a file, as a whole or not at all; the oldest of its folder go.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    replace_file(path, text)
-    others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
-    for old in others[_MOST_FILES:]:
-        old.unlink(missing_ok=True)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+        write_cached(path, json.dumps(data).encode(), whole=whole)
+        others = sorted(path.parent.glob("*.json"), key=lambda item: item.stat().st_mtime_ns, reverse=True)
+        for old in others[_MOST_FILES:]:
+            old.unlink(missing_ok=True)

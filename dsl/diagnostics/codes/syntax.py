@@ -128,8 +128,9 @@ class MalformedPath(Rule):
 class MalformedSolvedLine(Rule):
     """A `solved` line that the solver did not write.
 
-    The line reads `solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%`, or `gap unknown`. It is
-    written by `legoai solve`. Delete it where it is broken; solving writes a new one.
+    The line reads `solved "sha256:…" by legoai VERSION, device profile NAME@HASH, gap G%`, or `gap unknown`; then
+    `, stopped at the time limit` or `, interrupted` where the search did not end by itself. It is written by
+    `legoai solve`. Delete it where it is broken; solving writes a new one.
     """
 
     code = "LP107"

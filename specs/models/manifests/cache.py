@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Final
 
-from legoai.specs.cache import user_cache
-from legoai.specs.files import MOST_DATA, read_file, replace_file
+from legoai.specs.cache import read_cached, user_cache, write_cached
+from legoai.specs.files import MOST_DATA, read_file
 from legoai.specs.models.config_checks import MOST_LAYERS
 from legoai.specs.models.manifests.dependencies import environment_digest, unchanged
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ManifestError
@@ -194,17 +194,18 @@ def _special_float(item: dict[str, Any]) -> Any:
 
 def _read_entry(file: Path | None, *, steps: bool) -> Manifest | None:
     """Return the manifest of a cache entry that is complete, tells enough, and whose dependencies are unchanged."""
-    if file is None:
+    held = None if file is None else read_cached(file)
+    if held is None:
         return None
     try:
-        entry = json.loads(file.read_bytes())
+        entry = json.loads(held)
         names, values = entry["environment"]
         if steps and not entry["steps"]:
             return None
         if environment_digest(names, _environment()) != values or not unchanged(entry["dependencies"]):
             return None
         return Manifest(entry["manifest"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -216,7 +217,7 @@ def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
     entry = {**entry, "environment": [names, environment_digest(names, _environment())]}
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(file, json.dumps(entry, separators=(",", ":")))
+        write_cached(file, json.dumps(entry, separators=(",", ":")).encode())
 
 
 def _environment() -> dict[str, str]:

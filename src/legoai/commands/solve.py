@@ -34,6 +34,7 @@ from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.lowering.file_names import is_beside
+from legoai.specs.cache import refreshed
 from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def configure(parser: ArgumentParser) -> None:
             "holes with fewer than 256 assignments)"
         ),
     )  # fmt: skip
-    parser.add_argument("--refresh", action="store_true", help="ignore cached results and figures")
+    parser.add_argument("--refresh", action="store_true", help="ignore the cache: search and simulate again")
     parser.add_argument("--json", action="store_true", help="print the solution as JSON")
     parser.add_argument("--all", action="store_true", help="with --json, every candidate that was evaluated")
     add_profile(parser)
@@ -109,6 +110,11 @@ def run(arguments: Namespace) -> int:
     Raises:
         KeyboardInterrupt: interrupted before there was a solution.
     """
+    with refreshed(arguments.refresh):
+        return _run(arguments)
+
+
+def _run(arguments: Namespace) -> int:
     if arguments.all and not arguments.json:
         raise WrongUsage("--all belongs to --json")
     if arguments.json and arguments.output == STANDARD_OUTPUT:
@@ -249,7 +255,6 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
                 profile=arguments.profile,
                 time_limit=arguments.time_limit,
                 gap=arguments.gap,
-                refresh=arguments.refresh,
                 progress=say,
             )
         progress.clear()
@@ -257,7 +262,7 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
             return solution, None
         try:
             with printing_to_standard_error():
-                return solution, _estimate(solution, arguments.profile, refresh=arguments.refresh)
+                return solution, _estimate(solution, arguments.profile)
         except KeyboardInterrupt:  # the answers are there, and take no more time
             return solution, None
     except CannotSolveError as error:
@@ -282,7 +287,7 @@ def _unsolved(solution: Solution, name: str) -> int:
     return 1
 
 
-def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict[str, object]:
+def _estimate(solution: Solution, profile: str | None) -> dict[str, object]:
     """The best candidate's estimate, as `legoai cost --json` prints it; that of an equal plan is kept."""
     from legoai.cost.estimate import estimate
     from legoai.cost.report.causes import Causes
@@ -297,7 +302,7 @@ def _estimate(solution: Solution, profile: str | None, *, refresh: bool) -> dict
     assert analysis is not None
     program = lower(analysis)
     path = estimate_file(devices_of(solution.plan, profile), analysis, program)
-    kept = {} if refresh else read_cache(path)
+    kept = read_cache(path)
     if _ESTIMATE in kept:
         return kept[_ESTIMATE]
 

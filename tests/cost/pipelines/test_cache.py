@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import sys
 import zlib
@@ -15,7 +14,7 @@ from legoai.api import estimate
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.trace.records import Mark
-from legoai.specs.cache import private_cache
+from legoai.specs.cache import private_cache, refreshed, with_digest, without_digest
 from support.plans import lowered, manifest_of, resolved
 
 TEXT = """\
@@ -94,10 +93,18 @@ def test_damaged_file_is_ignored_and_rewritten(simulated):
     folder = private_cache("pipelines")
     assert folder is not None
     [file] = folder.iterdir()
-    for held in (b"", file.read_bytes()[:-1], file.read_bytes()[:-1] + b"?"):
+    whole = file.read_bytes()
+    for held in (b"", whole[:-1], whole[:-1] + b"?", without_digest(whole)):
         file.write_bytes(held)
         count = len(simulated)
         assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark(f"simulation {count + 1}")
+
+
+def test_cached_pipeline_is_simulated_again_in_a_refresh(simulated):
+    cost(TEXT, simulated)
+    with refreshed():
+        assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark("simulation 2")
+    assert cost(TEXT, simulated) == Mark("simulation 2")
 
 
 class Writes:
@@ -116,7 +123,7 @@ def test_foreign_pickle_is_not_executed(simulated, tmp_path):
     assert folder is not None
     [file] = folder.iterdir()
     packed = zlib.compress(pickle.dumps(Writes(tmp_path / "foreign")))
-    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    file.write_bytes(with_digest(packed))
     assert cost(TEXT, simulated) == cost(TEXT, simulated) == Mark("simulation 2")
     assert not (tmp_path / "foreign").exists()
 
@@ -127,7 +134,7 @@ def test_file_that_cannot_be_unpickled_here_is_ignored_and_rewritten(simulated, 
     assert folder is not None
     [file] = folder.iterdir()
     packed = zlib.compress(pickle.dumps(np.zeros(1), protocol=pickle.HIGHEST_PROTOCOL))
-    file.write_bytes(hashlib.sha256(packed).digest() + packed)
+    file.write_bytes(with_digest(packed))
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "numpy._core.numeric", None)  # as in a numpy that names its modules otherwise
         assert cost(TEXT, simulated) == Mark("simulation 2")

@@ -22,6 +22,7 @@ from legoai.cost.replay.file import load, save
 from legoai.cost.replay.key import Variation, variation_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.store import cached_piece, keep_piece
+from legoai.specs.cache import refreshed, with_digest
 from legoai.specs.cluster import device
 from support import simulated
 from support.plans import lowered, manifest_of, resolved
@@ -257,26 +258,52 @@ def test_cached_capture_is_found_under_its_key_only(written, folder):
     assert [file.name for file in folder.iterdir()] == ["a.json"]
 
 
-@pytest.mark.parametrize("how", ["half", "empty", "bytes", "other", "table", "version"])
+@pytest.mark.parametrize("how", ["half", "empty", "bytes", "other", "older", "digit"])
 def test_damaged_file_is_ignored_and_rewritten(written, folder, how):
     keep_piece("a", load(written))
-    parts = json.loads(written)
+    whole = (folder / "a.json").read_text()
+    assert '["bfloat16",1,32,32]' in written
     damaged = {
-        "half": written[: len(written) // 2].encode(),
+        "half": whole[: len(whole) // 2].encode(),
         "empty": b"",
         "bytes": b"\xff\x00\x80",
         "other": b"[1, 2]",
-        "table": json.dumps(parts | {"records": parts["records"][:3]}).encode(),
-        "version": json.dumps(parts | {"format": 0}).encode(),
+        "older": written.encode(),  # without a digest
+        "digit": whole.replace('["bfloat16",1,32,32]', '["bfloat16",1,32,92]', 1).encode(),
     }
     (folder / "a.json").write_bytes(damaged[how])
     assert cached_piece("a") is None
     keep_piece("a", load(written))
-    assert (folder / "a.json").read_text() == written
+    assert (folder / "a.json").read_text() == whole
+
+
+def test_cached_capture_is_ignored_in_a_refresh_that_did_not_write_it(written, folder):
+    keep_piece("a", load(written))
+    with refreshed():
+        assert cached_piece("a") is None
+        keep_piece("a", load(written))
+        assert cached_piece("a") is not None
+    assert cached_piece("a") is not None
+
+
+@pytest.mark.parametrize("how", ["half", "other", "table", "version"])
+def test_text_that_is_no_piece_is_refused(written, folder, how):
+    """A piece of another format has a digest too."""
+    parts = json.loads(written)
+    texts = {
+        "half": written[: len(written) // 2],
+        "other": "[1, 2]",
+        "table": json.dumps(parts | {"records": parts["records"][:3]}),
+        "version": json.dumps(parts | {"format": 0}),
+    }
+    with pytest.raises(ValueError):
+        load(texts[how])
+    store.keep_bytes("pieces", "a.json", texts[how].encode())
+    assert cached_piece("a") is None
 
 
 def test_least_recently_used_entries_are_removed(written, folder, monkeypatch):
-    monkeypatch.setattr(store, "MOST_BYTES", 3 * len(written) + 10)
+    monkeypatch.setattr(store, "MOST_BYTES", 3 * len(with_digest(written.encode())) + 10)
     for age, key in enumerate("abc"):
         keep_piece(key, load(written))
         os.utime(folder / f"{key}.json", (1000 + age, 1000 + age))

@@ -157,6 +157,16 @@ def test_solution_text_is_the_evaluated_plan():
     assert present.found.choices == again.best.choices
 
 
+@pytest.mark.parametrize("stopped", ["time_limit", "interrupted", None])
+def test_the_solved_line_has_what_stopped_the_search(stopped):
+    solution = solved(TEXT)
+    if stopped is not None:
+        solution.result.status = stopped
+    written = lint(solution.text(solution.best.choices), "test.plan", directory=Path())
+    assert not [item for item in written.diagnostics if item.code in ("LP107", "LP904")]
+    assert written.plan.solved.stopped == stopped
+
+
 def test_pinned_answers_are_plain_values():
     solution = solved(TEXT)
     text = solution.text(solution.best.choices, pinned=True)

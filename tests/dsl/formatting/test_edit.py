@@ -13,6 +13,7 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.solved import read
 from legoai.dsl.frontend.syntax import PlanFile, same
 from legoai.specs.plan import Solved
+from legoai.specs.record import replace
 from support import strategies as some
 
 RECORD = Solved(digest="sha256:" + "0a" * 32, version="0.1.0", profile="h100_sxm@3fe2", gap=0.008)
@@ -114,6 +115,29 @@ def test_solved_line_has_the_line_ends_of_the_file(before: str):
     text = before.replace("\n", "\r\n") if "\n" in before else before
     written = write_solved(read_plan(text), RECORD)
     assert written == write_solved(read_plan(before), RECORD).replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize(
+    ("stopped", "end"),
+    [
+        ("time_limit", "gap 0.8%, stopped at the time limit"),
+        ("interrupted", "gap 0.8%, interrupted"),
+        (None, "gap 0.8%"),
+    ],
+)
+def test_what_stopped_the_search_is_at_the_end_of_the_solved_line(stopped, end: str):
+    """A line without it, as earlier versions wrote it, is of a search that ended by itself, or not known."""
+    written = write_solved(read_plan("plan a\n"), replace(RECORD, stopped=stopped))
+    assert written.endswith(f"{end}\n")
+    assert write_solved(read_plan(written), replace(RECORD, stopped=stopped)) == written
+    [line] = [item for item in read_plan(written).statements if isinstance(item, tree.SolvedLine)]
+    assert read(line).stopped == stopped
+
+
+@pytest.mark.parametrize("end", [", stopped", ", interrupted, interrupted", ", by hand", " interrupted"])
+def test_other_ends_of_the_solved_line_are_errors(end: str):
+    [line] = [item for item in read_plan(f"{LINE}{end}\n").statements if isinstance(item, tree.SolvedLine)]
+    assert read(line).code == "LP107"
 
 
 def test_unknown_gap_is_written_as_unknown():

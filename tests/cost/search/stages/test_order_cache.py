@@ -1,10 +1,9 @@
 """Cache of schedule orders on disk."""
 
-import json
-
 import pytest
 
 from legoai.cost.search.stages.order_cache import Action, kept_or_listed
+from legoai.specs.cache import refreshed
 
 HELD = ((0, 2), (1, 3))
 LISTED = (
@@ -37,19 +36,26 @@ def test_cached_order_of_another_schedule_is_ignored(file, other):
 
 
 @pytest.mark.parametrize(
-    "rows",
+    "damage",
     [
-        [],
-        [[[0, 1, 0]]],
-        [[[0, 1, 0]], [[0, 1, 0]]],
-        [[[0, 9, 0]], []],
-        [[[0, 1, 1]], []],
-        [[[0, 1]], []],
-        [["F"], []],
-        3,
+        lambda text: "",
+        lambda text: text[:-1],
+        lambda text: text.replace('[0,"F",0]', '[2,"F",0]', 1),
+        lambda text: text.replace('[2,"I",0]', '[2,"B",0]'),
+        lambda text: text.partition("\n")[2],  # as an earlier version wrote it, without a digest
     ],
 )
-def test_damaged_cached_order_is_listed_again(file, rows):
-    file.write_text(json.dumps(rows))
+def test_damaged_cached_order_is_listed_again(file, damage):
+    whole = file.read_text()
+    file.write_text(damage(whole))
+    assert file.read_text() != whole
     assert kept_or_listed("Interleaved1F1B", HELD, 1, lambda: LISTED) == LISTED
     assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == LISTED
+
+
+def test_cached_order_is_listed_again_in_a_refresh(file):
+    other = (LISTED[0], LISTED[1][:1])
+    with refreshed():
+        assert kept_or_listed("Interleaved1F1B", HELD, 1, lambda: other) == other
+        assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == other
+    assert kept_or_listed("Interleaved1F1B", HELD, 1, refused) == other

@@ -25,6 +25,7 @@ from legoai.lowering.profile import (
     keep_profile,
     saved_profile,
 )
+from legoai.specs.cache import with_digest
 from support.meshed import text_of
 from support.plans import HEAD, lowered, resolved
 from support.profiled import train_measured
@@ -137,6 +138,19 @@ def test_plans_with_one_profile_have_one_graph():
     assert len(graphs) == 1
 
 
+def sealed(body: object) -> str:
+    """Return a file with the digest of this content."""
+    return with_digest(json.dumps(body).encode()).decode()
+
+
+def test_profile_without_a_digest_is_measured_again(key: ProfileKey):
+    """Earlier versions wrote none."""
+    path = keep_profile(key, PROFILE)
+    assert path is not None
+    path.write_text(path.read_text().partition("\n")[2])
+    assert saved_profile(key) is None and not digest_of(key)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -146,7 +160,10 @@ def test_plans_with_one_profile_have_one_graph():
         lambda text: text.replace("2.0", "-2.0"),
         lambda text: text.replace("2048", "true"),
         lambda text: text.replace('"hardware"', '"software"'),
-        lambda text: json.dumps({**json.loads(text), "collectives": {"all_gather 1": []}}),
+        lambda text: text.replace("2.0", "3.0"),
+        lambda text: sealed({**json.loads(text.partition("\n")[2]), "collectives": {"all_gather 1": []}}),
+        lambda text: sealed([]),
+        lambda text: sealed(json.loads(text.partition("\n")[2].replace('"ranks": 2', '"ranks": 3'))),
         lambda text: text.replace('"ranks": 2', '"ranks": 3'),
         lambda text: text.replace('"torch": "', '"torch": "0'),
     ],

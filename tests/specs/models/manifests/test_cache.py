@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from legoai.specs.cache import read_cached, without_digest
 from legoai.specs.models.manifests import cache as manifest_cache
 from legoai.specs.models.manifests.cache import default_cache_directory, find_module_file
 from legoai.specs.models.manifests.load import load_manifest
@@ -33,10 +34,14 @@ def test_factory_manifest_is_cached_until_its_sources_change(workplace):
     assert len(workplace.announced) == 2
 
     [entry] = workplace.cache.iterdir()
-    entry.write_text(entry.read_text()[:-40])
-    assert workplace.load("python", "factories.models:build", depth=3).parameter_count == 10 * 16 + 3 * 272
-    assert len(workplace.announced) == 3, "a corrupt entry is ignored"
-    assert json.loads(entry.read_text())["manifest"], "and rewritten"
+    whole = entry.read_bytes()
+    older = without_digest(whole)
+    assert older is not None and b"[16]" in whole
+    for count, damaged in enumerate((whole[:-40], whole.replace(b"[16]", b"[17]", 1), older), start=3):
+        entry.write_bytes(damaged)
+        assert workplace.load("python", "factories.models:build", depth=3).parameter_count == 10 * 16 + 3 * 272
+        assert len(workplace.announced) == count, "a changed entry is ignored, and one without a digest"
+        assert read_cached(entry) == older, "and rewritten"
     assert list(workplace.cache.iterdir()) == [entry]
 
 
