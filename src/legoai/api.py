@@ -278,9 +278,7 @@ def verify(
         prepared = prepare(linted, directory=directory, ranks=ranks, double=double)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
-    return run_beside_one_device(
-        prepared.program, prepared.shrunken.plan, reads=prepared.reads, directory=directory, steps=steps
-    )
+    return run_beside_one_device(prepared, directory=directory, steps=steps)
 
 
 def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:

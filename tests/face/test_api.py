@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+from legoai.lowering.verify import run as verify_room
 from legoai.specs.cluster import catalogue
 from support import ROOT
 
@@ -144,3 +145,28 @@ def test_verify_estimate_and_run_are_functions(tmp_path: Path):
     )  # fmt: skip
     assert done.stdout.splitlines() == ["True 2", "True True", "0", "RUN006"], done.stderr
     assert (tmp_path / "runs" / "small" / "checkpoints" / "step-1").is_dir()
+
+
+DROPPING = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        return self.head(F.dropout(self.embed(tokens), 0.5, self.training))
+"""
+
+
+def test_verify_leaves_out_the_dropout_that_a_forward_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "dropping.py").write_text(DROPPING, encoding="utf-8")
+    path = tmp_path / "small.plan"
+    path.write_text(SMALL.replace('llama3("tiny")', 'python("dropping:Net")'), encoding="utf-8")
+    monkeypatch.setattr(verify_room, "run", lambda *given, **options: given)
+    [prepared] = legoai.verify(path)
+    [job, _] = verify_room.jobs_of(prepared, directory=tmp_path, steps=1, folder=tmp_path).values()
+    assert job.drawing == ("",)

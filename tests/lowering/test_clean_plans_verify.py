@@ -41,8 +41,7 @@ def rank(jobs: Mapping[str, Any], reference: str) -> dict[str, Any]:
 
 def verdict(prepared: Prepared, gloo, folder: Path) -> run.Verdict:
     plan = prepared.shrunken.plan
-    given = {"reads": prepared.reads, "drawing": prepared.drawing, "directory": CONFIGS, "steps": STEPS}
-    jobs = run.jobs_of(prepared.program, plan, **given, folder=folder)
+    jobs = run.jobs_of(prepared, directory=CONFIGS, steps=STEPS, folder=folder)
     [reference] = gloo(1)(one_device, jobs)
     return run.verdict(plan, gloo(plan.mesh.world_size)(rank, jobs, reference["file"]), reference)
 

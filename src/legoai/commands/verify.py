@@ -142,15 +142,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
     progress = _Progress()
     try:
         with leaving_on_signals():
-            verdict = run(
-                prepared.program,
-                small.plan,
-                reads=prepared.reads,
-                drawing=prepared.drawing,
-                directory=linted.analysis.directory,
-                steps=arguments.steps,
-                watch=progress,
-            )
+            verdict = run(prepared, directory=linted.analysis.directory, steps=arguments.steps, watch=progress)
     except ProgramFailedError as error:
         progress.clear()
         print(f"{visible_line(name)}: the program of the shrunken plan fails: {error.message}")
