@@ -35,7 +35,7 @@ from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Reads,
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
-    from legoai.lowering.verify.prepare import Prepared
+    from legoai.lowering.verify.prepared import Prepared
     from legoai.lowering.verify.rates import RateDifference
 
 ONE_DEVICE: Final = "one device"

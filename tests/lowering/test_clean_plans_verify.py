@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify import run
-from legoai.lowering.verify.prepare import Prepared, prepare
+from legoai.lowering.verify.prepare import prepare
+from legoai.lowering.verify.prepared import Prepared
 from support.clean_plans import clean_plans
 from support.drawn_plans import CONFIGS
 

@@ -32,7 +32,7 @@ from legoai.specs.visible_text import visible_line
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
     from legoai.lowering.verify.compare import Difference
-    from legoai.lowering.verify.prepare import Prepared
+    from legoai.lowering.verify.prepared import Prepared
     from legoai.lowering.verify.run import Verdict
 
 _MOST_RANKS = 16
