@@ -232,7 +232,8 @@ def run(
 
     Raises:
         PlanError: the plan has errors, cannot be read, or cannot be lowered.
-        legoai.runtime.RunError: it cannot be started here.
+        legoai.runtime.RunError: it cannot be started here, or the trainer does not accept the arguments, of which
+            `--help` is none here.
     """
     from legoai.lowering.start import start
 

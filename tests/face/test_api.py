@@ -9,6 +9,7 @@ import pytest
 
 import legoai
 from legoai.lowering.verify import run as verify_room
+from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.cluster import catalogue
 from support import ROOT
 
@@ -145,6 +146,18 @@ def test_verify_estimate_and_run_are_functions(tmp_path: Path):
     )  # fmt: skip
     assert done.stdout.splitlines() == ["True 2", "True True", "0", "RUN006"], done.stderr
     assert (tmp_path / "runs" / "small" / "checkpoints" / "step-1").is_dir()
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "none"], ["--stepz", "3"], ["--help"]])
+def test_arguments_that_the_trainer_refuses_raise_a_run_error(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
+    with pytest.raises(RunError, match=arguments[0]) as caught:
+        legoai.run("small.plan", arguments=arguments)
+    assert caught.value.code == RunErrorCode.WRONG_OPTION
+    assert capsys.readouterr() == ("", "")
 
 
 DROPPING = """
