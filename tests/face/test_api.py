@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 import legoai
+from legoai.cli import main
+from legoai.dsl import open_rules
+from legoai.dsl.lint import lint as lint_text
 from legoai.lowering.verify import run as verify_room
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.cluster import catalogue
@@ -118,6 +121,9 @@ SCRIPT = """
 import random
 import numpy, torch
 import legoai
+from legoai.cli import main
+from legoai.dsl import open_rules
+from legoai.dsl.lint import lint as lint_text
 
 verdict = legoai.verify("small.plan", steps=1)
 print(verdict.equal, verdict.samples)
@@ -183,3 +189,18 @@ def test_verify_leaves_out_the_dropout_that_a_forward_calls(tmp_path: Path, monk
     [prepared] = legoai.verify(path)
     [job, _] = verify_room.jobs_of(prepared, directory=tmp_path, steps=1, folder=tmp_path).values()
     assert job.drawing == ("",)
+
+
+def test_solve_refuses_errors_of_the_rules_that_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "open.plan"
+    path.write_text(SMALL.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    wrong = lint_text(SMALL.replace("micro = 2", "micro = 3"), "open.plan", directory=tmp_path)
+    monkeypatch.setattr(open_rules, "with_open_rules", lambda *given, **options: wrong)
+    codes = [item.code for item in wrong.diagnostics if item.severity == "error"]
+    with pytest.raises(legoai.PlanError) as caught:
+        legoai.solve(path)
+    assert [item.code for item in caught.value.diagnostics] == codes != []
+    assert main(["solve", str(path)]) == 1
+    assert f"error[{codes[0]}]" in capsys.readouterr().err
