@@ -44,7 +44,7 @@ class PlanError(ValueError):
 def lint(
     path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None
 ) -> tuple[Diagnostic, ...]:
-    """All findings of `legoai lint` in a plan, in the order of its text.
+    """All diagnostics of `legoai lint` in a plan, in the order of its text.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.
