@@ -97,6 +97,7 @@ def capture(
 
     Raises:
         SimulationError: the program fails, or does something that cannot be recorded.
+        ValueError: the world has no such rank.
     """
     if not 0 <= rank < world:
         raise ValueError(f"a world of {world} ranks has no rank {rank}")

@@ -305,7 +305,7 @@ def check(analysis: Analysis) -> Iterator[Diagnostic]:
 def _checked(analysis: Analysis, rules: Iterable[Check]) -> Iterator[Diagnostic]:
     for rule in rules:
         try:
-            # A generator that meets a hole has already yielded its findings before it.
+            # A generator that meets a hole has already yielded its diagnostics before it.
             yield from rule.check(analysis)
         except Undecided:
             continue

@@ -63,6 +63,7 @@ class OpenPlan:
         announce: Announce | None = None,
     ) -> None:
         self.resolution = linted.resolution
+        self.files = linted.files
         self.directory = directory
         self._settings = settings
         self._read_now = read or read_base

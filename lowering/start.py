@@ -30,7 +30,7 @@ def start(
     directory: Path,
     nproc: int | None = None,
     arguments: Sequence[str] = (),
-    usage: str = "legoai run PLAN",
+    usage: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     begin: Callable[[RunOptions], None] = lambda options: None,
 ) -> int:
@@ -45,7 +45,7 @@ def start(
         directory: the plan's, from which a model factory is imported.
         nproc: processes; by default the devices of the plan's mesh.
         arguments: for the trainer.
-        usage: the command that starts this run, for the trainer's help and messages.
+        usage: the command that starts this run, for the trainer's help and messages; None where a function does.
         say: called with a message about what is started.
         begin: called before that, when the run is certain to start.
 
@@ -54,12 +54,13 @@ def start(
 
     Raises:
         RunError: the plan is for several hosts or another number of processes, another run holds the folder, or it
-            cannot be written.
-        SystemExit: with status 2 where the trainer does not accept the arguments, 0 after its help.
+            cannot be written; or, without ``usage``, the trainer does not accept the arguments.
+        SystemExit: with ``usage``: status 2 where the trainer does not accept the arguments, 0 after its help.
     """
     folder = run_folder(plan)
     given = ["--out", str(folder), *arguments]
-    options = parse_options(given, plan=plan.name, usage=f"{usage} --", out=folder, **planned(plan))
+    command = None if usage is None else f"{usage} --"
+    options = parse_options(given, plan=plan.name, usage=command, out=folder, called=usage is None, **planned(plan))
     if nproc is None and plan.cluster.hosts > 1:
         raise RunError(
             RunErrorCode.WORLD_SIZE,

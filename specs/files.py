@@ -46,7 +46,8 @@ def require_regular(path: Path) -> None:
     """Check that reading the path comes to an end, as that of a device or a pipe may not.
 
     Raises:
-        OSError: it is no regular file, nor a link to one.
+        RefusedFileError: it is a device, a pipe or a socket.
+        OSError: it is missing, is a folder, or cannot be looked at.
         ValueError: the path is no file name.
     """
     mode = path.stat().st_mode

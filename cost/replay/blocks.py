@@ -116,10 +116,10 @@ class ShortenedDict(nn.ModuleDict):
 
 
 class LeftOut(nn.Module):
-    """Stand-in for a module that was left out, and for all modules in it."""
+    """Module in the place of one that was left out, and of all modules in it."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return a stand-in for a submodule; attributes of torch are missing, as in any other module."""
+        """Return such a module for a submodule; attributes of torch are missing, as in any other module."""
         return super().__getattr__(name) if name.startswith("_") else LeftOut()
 
 

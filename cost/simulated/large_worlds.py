@@ -45,7 +45,7 @@ def _are_equal(mesh: DeviceMesh, other: object) -> bool:
     if mesh._flatten_rank_map is not other._flatten_rank_map:
         if mesh._flatten_rank_map != other._flatten_rank_map:
             return False
-        if type(other) is DeviceMesh:  # not a stand-in from the compilation of a program
+        if type(other) is DeviceMesh:  # not what the compilation of a program uses in its place
             other._flatten_rank_map = mesh._flatten_rank_map
     return (
         mesh._layout == other._layout

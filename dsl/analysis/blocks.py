@@ -1,4 +1,4 @@
-"""Equal blocks of a model: findings that are the same in all of them are computed and reported once."""
+"""Equal blocks of a model: what is the same in all of them is computed and reported once."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from legoai.dsl.analysis.analysis import Analysis
@@ -19,10 +19,10 @@ from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.lowering.shrink_blocks import Blocks
 from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.lowering.verify.memory_limit import dividing_limit
+from legoai.lowering.verify.prepared import Prepared
 from legoai.specs import record
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest, ManifestError
-from legoai.specs.models.reads import Reads
 from legoai.specs.units import format_bytes
 
 
@@ -37,18 +37,6 @@ class ShrunkenPlanError(Exception):
         first = diagnostics[0]
         super().__init__(f"{first.label.span}: {first.code} {first.message}")
         self.diagnostics = diagnostics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A shrunken plan that is ready to run, and its program."""
-
-    shrunken: Shrunken
-    program: Program
-    reads: Reads | None
-    """The model's inputs."""
-    drawing: tuple[str, ...]
-    """Paths of the model's modules whose own forward draws random numbers."""
 
 
 def prepare(

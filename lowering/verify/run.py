@@ -16,7 +16,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from legoai.lowering.program import Program
 from legoai.lowering.verify.compare import (
     Difference,
     InitialDifference,
@@ -36,6 +35,7 @@ from legoai.specs.models.reads import SYNTHETIC, Images, ImagesWithTexts, Reads,
 from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
+    from legoai.lowering.verify.prepared import Prepared
     from legoai.lowering.verify.rates import RateDifference
 
 ONE_DEVICE: Final = "one device"
@@ -135,25 +135,13 @@ class Verdict:
         return self.first is None and not wrong and not self.wrong_rates
 
 
-def run(
-    program: Program,
-    plan: Plan,
-    *,
-    reads: Reads | None = None,
-    drawing: tuple[str, ...] = (),
-    directory: Path,
-    steps: int = 2,
-    watch: Watch = lambda told: None,
-) -> Verdict:
-    """Run the program with one process per rank of its mesh, run its plan on one device, and compare.
+def run(prepared: Prepared, *, directory: Path, steps: int = 2, watch: Watch = lambda told: None) -> Verdict:
+    """Run a program with one process per rank of its mesh, run its plan on one device, and compare.
 
     Everything is computed on the CPU, with gloo between the ranks. No process outlives the call.
 
     Args:
-        program: of ``plan``.
-        plan: small enough for this machine; see :mod:`legoai.lowering.shrink`.
-        reads: the inputs of the plan's model; tokens by default.
-        drawing: paths of its modules whose own forward draws random numbers.
+        prepared: the plan, small enough for this machine, and its program.
         directory: the plan's; a model factory is searched there first.
         steps: optimizer steps.
         watch: called with the activity of each process, by its name.
@@ -161,10 +149,11 @@ def run(
     Raises:
         ProgramFailedError: a rank raised an exception, ended, or got stuck.
     """
-    import_before_the_fork(program.text)
+    plan = prepared.shrunken.plan
+    import_before_the_fork(prepared.program.text)
     with tempfile.TemporaryDirectory(prefix="legoai-verify-") as scratch:
         folder = Path(scratch)
-        jobs = jobs_of(program, plan, reads=reads, drawing=drawing, directory=directory, steps=steps, folder=folder)
+        jobs = jobs_of(prepared, directory=directory, steps=steps, folder=folder)
         ranks = [name for name in jobs if name != ONE_DEVICE]
         try:
             with Processes(jobs, folder, silence=STUCK_SECONDS, watch=watch) as processes:
@@ -176,28 +165,17 @@ def run(
     return verdict(plan, found, reference)
 
 
-def jobs_of(
-    program: Program,
-    plan: Plan,
-    *,
-    reads: Reads | None,
-    drawing: tuple[str, ...],
-    directory: Path,
-    steps: int,
-    folder: Path,
-) -> dict[str, Job]:
+def jobs_of(prepared: Prepared, *, directory: Path, steps: int, folder: Path) -> dict[str, Job]:
     """Return what :func:`run` runs, by name: the plan's training on one device, and then each rank of the program.
 
     Args:
-        program: as of :func:`run`, like the others.
-        plan: the program's.
-        reads: the inputs of its model.
-        drawing: its modules that draw random numbers.
+        prepared: as of :func:`run`, like the others.
         directory: of the plan.
         steps: optimizer steps.
         folder: of files that all jobs read and write; the data are written into it.
     """
-    world, reads = plan.mesh.world_size, reads or Tokens()
+    plan, text, drawing = prepared.shrunken.plan, prepared.program.text, prepared.drawing
+    world, reads = plan.mesh.world_size, prepared.reads or Tokens()
     data = SYNTHETIC if isinstance(reads, Images | ImagesWithTexts) else str(folder / "text.txt")
     if data != SYNTHETIC:
         Path(data).write_text(_text(plan, reads, steps), encoding="ascii")
@@ -206,9 +184,7 @@ def jobs_of(
     traced = plan.fsdp is not None and plan.fsdp.backend == "graph"
     limits, author = tolerances(plan), author_folder(plan.model.family, directory)
     ranks = {
-        f"rank {rank}": _Rank(
-            rank, world, program.text, data, folder, steps, author, looks, traced, clips, drawing, limits
-        )
+        f"rank {rank}": _Rank(rank, world, text, data, folder, steps, author, looks, traced, clips, drawing, limits)
         for rank in range(world)
     }
     return {ONE_DEVICE: _OneDevice(plan, reads, data, folder, steps, directory, drawing), **ranks}

@@ -152,6 +152,9 @@ def training_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
     Names are those of the plain model, on every mesh. The optimizer's options are not among them: the program states
     them, and the learning rate follows from the step. A parameter that no update has reached has no state.
+
+    Raises:
+        RunError: the optimizer keeps something else than tensors.
     """
     state = weights(model)
     if not optimizer.state:
@@ -173,6 +176,9 @@ def loadable_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
 
     The optimizer gets the state that it has after an update, of every parameter and with any values: what is not loaded
     is to be removed with :func:`forget_state`.
+
+    Raises:
+        RunError: as of :func:`training_state`.
     """
     if any(group["params"] for group in optimizer.param_groups):  # else torch takes the empty state for a mistake
         get_optimizer_state_dict(model, optimizer)

@@ -128,7 +128,11 @@ class Tokenized:
             self.identity += ":whole"
 
     def of(self, documents: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """As of :class:`Tokens`."""
+        """As of :class:`Tokens`.
+
+        Raises:
+            RunError: the tokenizer cannot encode a text.
+        """
         texts = (document.decode("utf-8", errors="replace") for document in documents)
         try:
             for ids in encoded(self._tokenizer, texts, self.dtype):

@@ -90,7 +90,13 @@ PLANNED = (
 
 
 def parse_options(
-    argv: Sequence[str] | None, *, plan: str, usage: str | None = None, out: Path | None = None, **planned: str | int
+    argv: Sequence[str] | None,
+    *,
+    plan: str,
+    usage: str | None = None,
+    out: Path | None = None,
+    called: bool = False,
+    **planned: str | int,
 ) -> RunOptions:
     """Read the command line of a lowered program.
 
@@ -99,12 +105,15 @@ def parse_options(
         plan: the plan's name, in the help text and in the default of `--out`.
         usage: the command in front of these options; by default the program's own, under torchrun.
         out: the default of `--out`.
+        called: whether a function is called with these options, which prints no help and does not end the process.
         planned: the plan's defaults of :data:`PLANNED`.
 
     Raises:
-        SystemExit: with status 2 on wrong usage, as argparse does.
+        RunError: wrong usage, or `--help`, where ``called``.
+        SystemExit: else, with status 2 on wrong usage, and 0 after the help, as argparse does.
     """
-    parser = _Parser(
+    parser = (_CalledParser if called else _Parser)(
+        add_help=not called,
         prog=usage,
         usage="%(prog)s [OPTION ...]",
         description=f"Train the plan {plan}."
@@ -135,6 +144,16 @@ class _Parser(argparse.ArgumentParser):
         """Print the options."""
         if _speaks():
             super().print_help(file)
+
+
+class _CalledParser(argparse.ArgumentParser):
+    """Raises what is wrong with the arguments of a function."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the message, in place of ending the caller's process."""
+        raise RunError(
+            RunErrorCode.WRONG_OPTION, message, help="`legoai run PLAN -- --help` lists the options of the trainer"
+        )
 
 
 def _speaks() -> bool:

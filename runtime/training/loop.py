@@ -85,6 +85,7 @@ class TrainingLoop:
         self.loss_of_folder = loss_of_folder
         self.step = 0
         self.updated = False
+        self._stopping = False
         training.control.asked_to_stop = lambda: stop.signal is not None
         if options.on_nan == "stop":
             training.control.on_gradients.insert(0, self._check_finite)
@@ -143,8 +144,6 @@ class TrainingLoop:
             resumed_from=resumed_from,
             stopped_by=stopped_by,
         )
-
-    _stopping = False
 
     def _train_step(self, log: MetricsLog) -> None:
         started = time.perf_counter()

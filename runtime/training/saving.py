@@ -21,7 +21,7 @@ from legoai.runtime.training.state import Training
 
 
 class Saving:
-    """Saves the checkpoints of one run. All methods but :meth:`report_written` are collective.
+    """Saves the checkpoints of one run. All methods but `report_written` and `finished_on_errors` are collective.
 
     Args:
         checkpoints: of the run; None where it saves none.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
-from legoai.dsl.lint import Linted
+from legoai.dsl.lint import Announce, Linted
 from legoai.dsl.lint import lint as lint_text
 from legoai.dsl.reporting.output import Files, render_full
 from legoai.specs.cache import refreshed
@@ -32,17 +32,19 @@ class PlanError(ValueError):
 
     Attributes:
         diagnostics: the diagnostics, errors only.
+        files: the files that they are about, by name.
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...], files: Files) -> None:
         super().__init__("\n" + render_full(diagnostics, files).rstrip())
         self.diagnostics = diagnostics
+        self.files = files
 
 
 def lint(
     path: PathLike, *, settings: Mapping[str, str] | None = None, variant: str | None = None
 ) -> tuple[Diagnostic, ...]:
-    """All findings of `legoai lint` in a plan, in the order of its text.
+    """All diagnostics of `legoai lint` in a plan, in the order of its text.
 
     Args:
         path: the plan's file, or `plan.NAME` as on the command line.
@@ -145,26 +147,44 @@ def solve(
         legoai.cost.search.solve.CannotSolveError: the plan has no holes, or ``profile`` names none.
     """
     with refreshed(refresh):
-        opened = _opened(path, settings, variant, profile)
-        return solved(opened, profile=profile, time_limit=time_limit, gap=gap)
+        return solved(_opened(path, settings, variant, profile), profile=profile, time_limit=time_limit, gap=gap)
 
 
 def _opened(path: PathLike, settings: Mapping[str, str] | None, variant: str | None, profile: str | None) -> OpenPlan:
     """The plan with its holes; see :func:`solve`."""
     from legoai.cost.search.solve import CannotSolveError
+
+    _, written = _checked(path, settings, variant, reopen=True)
+    found = opened(written, settings=settings)
+    if not found.holes:
+        raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
+    _check_figures(written, profile)
+    return found
+
+
+def opened(written: Linted, *, settings: Mapping[str, str] | None = None, announce: Announce | None = None) -> OpenPlan:
+    """A linted plan with all its holes open, each of which can be searched.
+
+    Args:
+        written: the plan, without errors, linted with its holes reopened.
+        settings: values for `let` names, as for linting.
+        announce: called before a model factory is run.
+
+    Raises:
+        PlanError: the rules in the place of `shard auto on tp` have errors, or a hole is not searched.
+    """
     from legoai.dsl.open_plan import OpenPlan
     from legoai.dsl.open_rules import with_open_rules
 
-    _, written = _checked(path, settings, variant, reopen=True)
-    directory = read_source(os.fspath(path)).directory
-    linted = with_open_rules(written, directory=directory, settings=settings, read=read_base, reopen=True)
-    opened = OpenPlan(linted, directory=directory, settings=settings, read=read_base)
-    if opened.refused:
-        raise PlanError(tuple(opened.refused), linted.files)
-    if not opened.holes:
-        raise CannotSolveError("the plan has no holes: write `auto` where a value is to be found")
-    _check_figures(written, profile)
-    return opened
+    directory = written.resolution.directory
+    linted = with_open_rules(
+        written, directory=directory, settings=settings, read=read_base, announce=announce, reopen=True
+    )
+    _check_errors(linted)
+    found = OpenPlan(linted, directory=directory, settings=settings, read=read_base, announce=announce)
+    if found.refused:
+        raise PlanError(tuple(found.refused), linted.files)
+    return found
 
 
 def solved(
@@ -232,7 +252,8 @@ def run(
 
     Raises:
         PlanError: the plan has errors, cannot be read, or cannot be lowered.
-        legoai.runtime.RunError: it cannot be started here.
+        legoai.runtime.RunError: it cannot be started here, or the trainer does not accept the arguments, of which
+            `--help` is none here.
     """
     from legoai.lowering.start import start
 
@@ -278,9 +299,7 @@ def verify(
         prepared = prepare(linted, directory=directory, ranks=ranks, double=double)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
-    return run_beside_one_device(
-        prepared.program, prepared.shrunken.plan, reads=prepared.reads, directory=directory, steps=steps
-    )
+    return run_beside_one_device(prepared, directory=directory, steps=steps)
 
 
 def without_figures(linted: Linted, profile: str | None) -> Diagnostic | None:
@@ -330,6 +349,12 @@ def _unmeasured_device(linted: Linted) -> Unmeasured | None:
     return part
 
 
+def _check_errors(linted: Linted) -> None:
+    errors = tuple(item for item in linted.diagnostics if item.severity == "error")
+    if errors:
+        raise PlanError(errors, linted.files)
+
+
 def _check_figures(linted: Linted, profile: str | None) -> None:
     found = without_figures(linted, profile)
     if found is not None:
@@ -377,8 +402,6 @@ def _checked(
         linted = _linted(path, settings, variant, reopen=reopen)
     except UnreadableError as error:
         raise PlanError((error.diagnostic,), {error.file.name: error.file} if error.file else {}) from error
-    errors = tuple(item for item in linted.diagnostics if item.severity == "error")
-    if errors:
-        raise PlanError(errors, linted.files)
+    _check_errors(linted)
     assert linted.plan is not None, "a plan that could not be resolved has an error"
     return linted.plan, linted

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 import legoai
+from legoai.cli import main
+from legoai.dsl import open_rules
+from legoai.dsl.lint import lint as lint_text
+from legoai.lowering.verify import run as verify_room
+from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.specs.cluster import catalogue
 from support import ROOT
 
@@ -116,6 +121,9 @@ SCRIPT = """
 import random
 import numpy, torch
 import legoai
+from legoai.cli import main
+from legoai.dsl import open_rules
+from legoai.dsl.lint import lint as lint_text
 
 verdict = legoai.verify("small.plan", steps=1)
 print(verdict.equal, verdict.samples)
@@ -144,3 +152,55 @@ def test_verify_estimate_and_run_are_functions(tmp_path: Path):
     )  # fmt: skip
     assert done.stdout.splitlines() == ["True 2", "True True", "0", "RUN006"], done.stderr
     assert (tmp_path / "runs" / "small" / "checkpoints" / "step-1").is_dir()
+
+
+@pytest.mark.parametrize("arguments", [["--steps", "none"], ["--stepz", "3"], ["--help"]])
+def test_arguments_that_the_trainer_refuses_raise_a_run_error(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
+    with pytest.raises(RunError, match=arguments[0]) as caught:
+        legoai.run("small.plan", arguments=arguments)
+    assert caught.value.code == RunErrorCode.WRONG_OPTION
+    assert capsys.readouterr() == ("", "")
+
+
+DROPPING = """
+import torch.nn.functional as F
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+    def forward(self, tokens):
+        return self.head(F.dropout(self.embed(tokens), 0.5, self.training))
+"""
+
+
+def test_verify_leaves_out_the_dropout_that_a_forward_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "dropping.py").write_text(DROPPING, encoding="utf-8")
+    path = tmp_path / "small.plan"
+    path.write_text(SMALL.replace('llama3("tiny")', 'python("dropping:Net")'), encoding="utf-8")
+    monkeypatch.setattr(verify_room, "run", lambda *given, **options: given)
+    [prepared] = legoai.verify(path)
+    [job, _] = verify_room.jobs_of(prepared, directory=tmp_path, steps=1, folder=tmp_path).values()
+    assert job.drawing == ("",)
+
+
+def test_solve_refuses_errors_of_the_rules_that_it_opens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "open.plan"
+    path.write_text(SMALL.replace("micro = 2", "micro = auto in [1, 2]"), encoding="utf-8")
+    wrong = lint_text(SMALL.replace("micro = 2", "micro = 3"), "open.plan", directory=tmp_path)
+    monkeypatch.setattr(open_rules, "with_open_rules", lambda *given, **options: wrong)
+    codes = [item.code for item in wrong.diagnostics if item.severity == "error"]
+    with pytest.raises(legoai.PlanError) as caught:
+        legoai.solve(path)
+    assert [item.code for item in caught.value.diagnostics] == codes != []
+    assert main(["solve", str(path)]) == 1
+    assert f"error[{codes[0]}]" in capsys.readouterr().err

@@ -1,11 +1,15 @@
 """The documents are current, and their examples and file names are right."""
 
+import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
+import legoai as legoai_package
 from legoai.cli import main as legoai
 from legoai.commands import COMMANDS, parser_of
 from legoai.cost import words
@@ -105,6 +109,13 @@ def python_example() -> str:
     return manual.partition("\n## Python\n")[2].partition("```python\n")[2].partition("```")[0]
 
 
+def python_examples() -> dict[str, str]:
+    """The other examples of the Python API, by the function that each of them calls."""
+    manual = (DOCS / "command-line.md").read_text(encoding="utf-8").partition("\n## Python\n")[2]
+    codes = re.findall(r"^```python\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
+    return {match[1]: code for code in codes[1:] if (match := re.search(r"legoai\.(\w+)\(", code))}
+
+
 def run_example(code: str) -> list[str]:
     names: dict[str, object] = {}
     exec(code, names)
@@ -122,6 +133,38 @@ def test_python_example_of_the_manual_runs(monkeypatch: pytest.MonkeyPatch):
 def test_whole_python_example_of_the_manual_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     assert "estimate" in in_a_fork(run_example, python_example())
+
+
+SMALL = """plan small
+
+model   llama3("tiny")
+cluster cpu
+batch   (global = 2, micro = 2, seq_len = 16)
+mesh    (dp_shard = 1)
+"""
+
+
+def test_manual_shows_each_function_of_the_python_api():
+    shown = python_example() + "".join(python_examples().values())
+    functions = {name for name in legoai_package.__all__ if inspect.isfunction(getattr(legoai_package, name))}
+    assert functions == set(re.findall(r"legoai\.(\w+)\(", shown))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("function", "names"), [("solve", {"text"}), ("run", {"status"}), ("verify", {"verdict"})])
+def test_other_python_examples_of_the_manual_run(
+    function: str, names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Path("small.plan").write_text(SMALL, encoding="utf-8")
+    text = SMALL.replace("cluster cpu", "cluster h100_sxm(hosts = 1, devices = 1)").replace(
+        "micro = 2", "micro = auto in [1, 2]"
+    )
+    Path("open.plan").write_text(text, encoding="utf-8")
+    code = f"{python_examples()[function]}print(*globals())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=200)
+    assert names <= set(done.stdout.split()), done.stderr
 
 
 NAMED = re.compile(r"`((?:specs|dsl|lowering|cost|runtime|tests|docs|plans|benchmarks|src|\.ci)/[\w./-]*)`")

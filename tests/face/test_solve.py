@@ -252,7 +252,7 @@ def test_an_interrupt_before_any_solution_is_status_130(
         found.result.status = "interrupted"
         return found
 
-    monkeypatch.setattr("legoai.api.solved", interrupted)
+    monkeypatch.setattr("legoai.commands.solve.solved", interrupted)
     status, out, err = called(capsys, "solve", "open.plan", "--json")
     assert (status, json.loads(out)["status"]) == (130, "interrupted")
     assert "open.plan is not solved: interrupted" in err

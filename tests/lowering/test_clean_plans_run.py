@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
-from legoai.lowering.verify.prepare import Prepared, prepare
+from legoai.lowering.verify.prepare import prepare
+from legoai.lowering.verify.prepared import Prepared
 from legoai.specs.models.reads import Images, ImagesWithTexts
 from support.clean_plans import clean_plans
 from support.drawn_plans import CONFIGS

@@ -17,7 +17,8 @@ import torch.distributed as dist
 
 import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.lowering.verify import run
-from legoai.lowering.verify.prepare import Prepared, prepare
+from legoai.lowering.verify.prepare import prepare
+from legoai.lowering.verify.prepared import Prepared
 from support.clean_plans import clean_plans
 from support.drawn_plans import CONFIGS
 
@@ -41,8 +42,7 @@ def rank(jobs: Mapping[str, Any], reference: str) -> dict[str, Any]:
 
 def verdict(prepared: Prepared, gloo, folder: Path) -> run.Verdict:
     plan = prepared.shrunken.plan
-    given = {"reads": prepared.reads, "drawing": prepared.drawing, "directory": CONFIGS, "steps": STEPS}
-    jobs = run.jobs_of(prepared.program, plan, **given, folder=folder)
+    jobs = run.jobs_of(prepared, directory=CONFIGS, steps=STEPS, folder=folder)
     [reference] = gloo(1)(one_device, jobs)
     return run.verdict(plan, gloo(plan.mesh.world_size)(rank, jobs, reference["file"]), reference)
 

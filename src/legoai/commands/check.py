@@ -91,7 +91,7 @@ def _has_unmeasured_fabric(linted: Linted) -> bool:
 
 
 def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Diagnostic]:
-    """Findings from simulating a plan and its variants, in the order of its text; equal ones are reported once.
+    """The diagnostics from simulating a plan and its variants, in the order of its text; equal ones are reported once.
 
     Raises:
         WrongUsage: the plan cannot be costed.
@@ -105,7 +105,7 @@ def _simulated(source: Source, linted: Linted, arguments: Namespace) -> list[Dia
             one = examine(source, settings_of(arguments), variant, variants=False, factories=arguments.factories)
         if one.analysis is None or one.analysis.manifest is None:
             continue  # a factory that is not run
-        for item in _findings(one, arguments):
+        for item in _of_simulation(one, arguments):
             if (item.code, item.label.span) not in seen:
                 seen.add((item.code, item.label.span))
                 named = variant if arguments.variant is None else None
@@ -119,8 +119,8 @@ def _in_variant(item: Diagnostic, variant: str) -> Diagnostic:
     return replace(item, help=(*item.help, f"this is so in the variant `{variant}`"))
 
 
-def _findings(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
-    """Findings from simulating one resolution of a plan; one that cannot be lowered is a finding too."""
+def _of_simulation(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]:
+    """The diagnostics from simulating one resolution of a plan, or those of one that cannot be lowered."""
     from legoai.api import without_figures
     from legoai.lowering.program import LoweringError, lower
 

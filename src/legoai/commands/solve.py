@@ -10,6 +10,8 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING
 
+from legoai.api import PlanError, solved
+from legoai.api import opened as open_plan
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile
 from legoai.commands.printing import printing_to_standard_error
@@ -30,15 +32,15 @@ from legoai.commands.shared import (
     source_of,
     write,
 )
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
-from legoai.dsl.open_plan import OpenPlan
-from legoai.dsl.open_rules import with_open_rules
+from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.lowering.file_names import is_beside
 from legoai.specs.cache import refreshed
+from legoai.specs.directives.require import METRICS
 from legoai.specs.files import is_stream
 
 if TYPE_CHECKING:
     from legoai.cost.search.solve import Solution
+    from legoai.dsl.open_plan import OpenPlan
 
 _DESCRIPTION = """\
 Fill the holes of a plan, every `auto`, with the values that make its objective best and meet its `require`
@@ -133,16 +135,10 @@ def _run(arguments: Namespace) -> int:
     if written is None:
         return 1
     settings = settings_of(arguments)
-    linted = with_open_rules(
-        written, directory=source.directory, settings=settings, read=read_base, announce=announce, reopen=True
-    )
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
-    if errors:
-        refuse(source.name, "solved", errors, linted.files)
-        return 1
-    opened = OpenPlan(linted, directory=source.directory, settings=settings, read=read_base, announce=announce)
-    if opened.refused:
-        refuse(source.name, "solved", opened.refused, linted.files)
+    try:
+        opened = open_plan(written, settings=settings, announce=announce)
+    except PlanError as error:
+        refuse(source.name, "solved", error.diagnostics, error.files)
         return 1
     if not opened.holes:
         raise WrongUsage(f"{source.name} has no holes: write `auto` where a value is to be found")
@@ -153,7 +149,7 @@ def _run(arguments: Namespace) -> int:
     question = opened.question()
     solution, estimate = _solved(opened, arguments)
     if solution.diagnostics:
-        show(solution.diagnostics, linted.files, stream=sys.stderr)
+        show(solution.diagnostics, opened.files, stream=sys.stderr)
     _print(solution, estimate, arguments)
     if solution.best is None:
         return _unsolved(solution, source.name)
@@ -235,10 +231,8 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
     progress = Progress()
     progress("reading torch")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from legoai.api import solved
     from legoai.cost.search.solve import CannotSolveError
     from legoai.cost.words import bound as shown
-    from legoai.specs.directives.require import METRICS
 
     gc.freeze()
     metric = plan.objective.metric if plan.objective is not None else "step_time"

@@ -32,7 +32,7 @@ from legoai.specs.visible_text import visible_line
 if TYPE_CHECKING:
     from legoai.lowering.shrink import Shrunken
     from legoai.lowering.verify.compare import Difference
-    from legoai.lowering.verify.prepare import Prepared
+    from legoai.lowering.verify.prepared import Prepared
     from legoai.lowering.verify.run import Verdict
 
 _MOST_RANKS = 16
@@ -142,15 +142,7 @@ def _run(arguments: Namespace, linted: Linted, prepared: Prepared) -> int:
     progress = _Progress()
     try:
         with leaving_on_signals():
-            verdict = run(
-                prepared.program,
-                small.plan,
-                reads=prepared.reads,
-                drawing=prepared.drawing,
-                directory=linted.analysis.directory,
-                steps=arguments.steps,
-                watch=progress,
-            )
+            verdict = run(prepared, directory=linted.analysis.directory, steps=arguments.steps, watch=progress)
     except ProgramFailedError as error:
         progress.clear()
         print(f"{visible_line(name)}: the program of the shrunken plan fails: {error.message}")

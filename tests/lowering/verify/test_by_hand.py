@@ -15,7 +15,8 @@ import pytest
 
 from legoai.dsl.lint import lint
 from legoai.lowering.verify.compare import TOLERANCES
-from legoai.lowering.verify.prepare import Prepared, prepare
+from legoai.lowering.verify.prepare import prepare
+from legoai.lowering.verify.prepared import Prepared
 from legoai.specs.models.build import build_model
 from legoai.specs.models.reads import Tokens
 from support import ROOT

@@ -1,8 +1,8 @@
 """Manifests of built-in models, computed from their dimensions without torch.
 
 Each function here states the modules, shapes and flow of one module class of `llama`, `mixtral`, `gpt` and `vit`, in
-the form of a manifest; a test compares the result with an inspection of the class. Those of `deepseek` are in
-`computed_deepseek`.
+the form of a manifest; a test compares the result with an inspection of the class. Those of `deepseek` are in a
+module of that name.
 """
 
 from __future__ import annotations
