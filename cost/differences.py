@@ -14,7 +14,6 @@ from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome,
 from legoai.cost.search.evaluation.figures_cache import figures_file, identity_of, read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.differences.changes import Change
 from legoai.dsl.differences.comparison import Comparison
 from legoai.lowering.program import LoweringError, lower
@@ -143,8 +142,7 @@ def cost_difference(
     Raises:
         CannotCompareError: one of the plans cannot be costed.
     """
-    accepted = [item for side in (comparison.before, comparison.after) for item in side.linted.suppressed]
-    runs = _Runs(accepted, profile)
+    runs = _Runs(profile)
     ends = []
     for side in (comparison.before, comparison.after):
         name = side.linted.resolution.file.name
@@ -186,8 +184,7 @@ def cost_difference(
 class _Runs:
     """Programs to simulate; equal ones are simulated once."""
 
-    def __init__(self, accepted: Sequence[Diagnostic], profile: str | None) -> None:
-        self._accepted = accepted
+    def __init__(self, profile: str | None) -> None:
         self._profile = profile
         self._jobs: dict[tuple[str, Path], dict[str, Analysis]] = {}
         self._keys: set[str] = set()
@@ -195,7 +192,7 @@ class _Runs:
     def add(self, analysis: Analysis) -> str | NoFigures:
         """Return the key of the program's outcome, or the reason why there will be none."""
         try:
-            program = lower(analysis, suppressed=self._accepted)
+            program = lower(analysis)
             machine = self._machine(analysis)
         except LoweringError as error:
             return NoFigures(reason=error.diagnostics[0].message)

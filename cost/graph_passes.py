@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from legoai.cost.estimate import Estimate, Progress, estimate
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.lowering.program import lower, pass_names
 
 TRACED: Final = "as traced"
@@ -32,7 +30,6 @@ class PassEstimate:
 def pass_estimates(
     analysis: Analysis,
     *,
-    suppressed: Sequence[Diagnostic] = (),
     profile: str | None = None,
     rank: int | None = None,
     between: bool = True,
@@ -42,7 +39,6 @@ def pass_estimates(
 
     Args:
         analysis: of the plan.
-        suppressed: lint errors that the plan's own comments accept.
         profile: of other devices than the plan's; see :func:`legoai.cost.machine.cluster.machine_of`.
         rank: global rank that is simulated.
         between: whether the step is also simulated after passes other than the last.
@@ -63,7 +59,7 @@ def pass_estimates(
             continue
         if progress is not None:
             progress(f"simulating the step {name if not count else f'after {name}'}")
-        program = lower(analysis, suppressed=suppressed, passes=count)
+        program = lower(analysis, passes=count)
         done = estimate(
             program, analysis.plan, analysis.manifest, directory=analysis.directory, profile=profile, rank=rank
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
@@ -71,14 +71,13 @@ class LoweringError(ValueError):
         self.diagnostics = diagnostics
 
 
-def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = (), passes: int | None = None) -> Program:
-    """Lower a plan that has no lint errors, whose model is known.
+def lower(analysis: Analysis, *, passes: int | None = None) -> Program:
+    """Lower a plan that has no lint errors but those that its comments accept, whose model is known.
 
     The program's docstring names the plan's file, and its comments the files of the plan's spans, without folders.
 
     Args:
         analysis: of the plan.
-        suppressed: lint errors that the plan's own comments accept; those that make lowering impossible are raised.
         passes: for `backend = graph`, run only the first so many of the plan's passes; see :func:`pass_names`.
 
     Raises:
@@ -94,10 +93,6 @@ def lower(analysis: Analysis, *, suppressed: Sequence[Diagnostic] = (), passes: 
     except ManifestError as error:
         # The config file that lint has read is missing, or has changed since.
         raise LoweringError((unavailable(analysis, error),)) from error
-    except AssertionError:
-        # Emitters assert what lint has checked, but for this plan a user has suppressed some of these errors.
-        _raise(list(suppressed))
-        raise
     return _write(lowering, draft)
 
 

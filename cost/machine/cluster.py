@@ -104,11 +104,11 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
 
     Args:
         use: the statement.
-        world: ranks of the plan's mesh. A single host without a stated number of devices has one for each rank.
+        world: ranks of the plan's mesh. A single host of CPUs without a stated number of them has one for each rank.
         directory: of the plan, from which its profile file is found.
         override: instead of the plan's device another one: a name of the catalogue, a device file (`NAME.toml`, with
             its profile `NAME.json.gz` beside it, as `legoai calibrate` writes them), or a profile (`NAME.json.gz`)
-            of the plan's own device.
+            of the plan's own device. A host has as many of them as of the plan's.
 
     Raises:
         ProfileError: a profile is missing or not readable.
@@ -121,12 +121,12 @@ def machine_of(use: ClusterUse, world: int, *, directory: Path, override: str | 
 
 def cluster_of(use: ClusterUse, world: int, *, directory: Path, override: str | None = None) -> Cluster:
     """Return the cluster only, without a profile. Arguments and errors are those of :func:`machine_of`."""
-    if override is None or override.endswith(PROFILE_SUFFIX):
-        own = _device_of(use, directory)
-    else:
+    own = _device_of(use, directory)
+    per_host = use.devices_for(own, world)
+    if override is not None and not override.endswith(PROFILE_SUFFIX):
         own = load_device(Path(override)) if override.endswith(".toml") else device(override)
     wires = fabric(use.fabric) if use.hosts > 1 and use.fabric is not None else None
-    return Cluster(device=own, hosts=use.hosts, devices_per_host=use.devices_for(own, world), fabric=wires)
+    return Cluster(device=own, hosts=use.hosts, devices_per_host=per_host, fabric=wires)
 
 
 def _device_of(use: ClusterUse, directory: Path) -> Device:

@@ -67,7 +67,13 @@ def passes(plan: Plan) -> int | None:
 
 def local_tokens(plan: Plan) -> int:
     """Tokens of one micro batch on one rank: its piece of each sequence under context parallelism."""
-    return plan.batch.micro_batch * plan.batch.length // plan.mesh.cp
+    return plan.batch.micro_batch * plan.batch.length // pieces_of_sequence(plan)
+
+
+def pieces_of_sequence(plan: Plan) -> int:
+    """Ranks that share each sequence: those of `cp`, which see whole sequences where no statement uses the axis."""
+    ranks = plan.mesh.cp
+    return 1 if plan.context is None else ranks
 
 
 def sequence_length(plan: Plan, manifest: Manifest) -> int | None:

@@ -41,12 +41,14 @@ _FURTHER: Final = re.compile(r"[ \t](?=#[^\d])")
 """What is before a further part of a comment, which a number of an issue is not."""
 
 NEVER_ACCEPTED: Final = (
-    *("LP0", "LP1", "LP2", "LP315"),
+    *("LP0", "LP1", "LP2", "LP309", "LP315", "LP406", "LP408", "LP410"),
     *("LP501", "LP505", "LP506", "LP507", "LP508", "LP509", "LP510", "LP511", "LP512", "LP513", "LP514", "LP515"),
-    *("LP518", "LP520", "LP601", "LP657", "LP718"),
+    *("LP518", "LP520", "LP601", "LP604", "LP624", "LP657", "LP718"),
 )
 """Codes, or prefixes, of diagnostics after which there is no plan to accept, or no figure to check: unreadable text,
-unknown names, impossible stages and micro batches, devices that were not measured, models that are not simulated."""
+unknown names, groups of ranks that a mesh cannot form, placements and layouts that no tensor has, impossible stages and
+micro batches, sequences without a length, options that a traced step has no place for, devices that were not measured,
+models that are not simulated. All other errors leave a program: lowering relies on these not being there."""
 
 
 class Suppression(Record):

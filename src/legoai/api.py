@@ -368,7 +368,7 @@ def _lowered(path: PathLike, settings: Mapping[str, str] | None, variant: str | 
     plan, linted = _checked(path, settings, variant)
     assert linted.analysis is not None
     try:
-        program = lower_plan(linted.analysis, suppressed=linted.suppressed)
+        program = lower_plan(linted.analysis)
     except LoweringError as error:
         raise PlanError(error.diagnostics, linted.files) from error
     return program, plan, linted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from legoai.cost.differences import CannotCompareError
+from legoai.cost.profiles import shipped_file
 from legoai.dsl.differences.checkpoints import optimizer_state
 from legoai.dsl.lint import lint
 from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, loadable_state
+from legoai.specs.cluster import catalogue
 from support.command_line import GOOD, called, here, started
 
 __all__ = ["here"]
@@ -291,6 +295,26 @@ def test_incomparable_arguments_report_the_reason(repository: Path, capsys: pyte
     assert (status, out) == (2, "")
     assert "LP2" in err
     assert "bad.plan is not compared: " in err
+
+
+def test_other_profile_is_for_the_device_file_beside_the_plan(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked = []
+
+    def unsimulated(comparison: object, *, profile: str, progress: object) -> None:
+        asked.append(profile)
+        raise CannotCompareError("not simulated here")
+
+    monkeypatch.setattr("legoai.cost.differences.cost_difference", unsimulated)
+    (here / "sub").mkdir()
+    shutil.copy(catalogue() / "h100_sxm.toml", here / "sub" / "own.toml")
+    shutil.copy(shipped_file("h100_sxm"), here / "other.json.gz")
+    plan = SMALL.replace("cpu(devices = 2)", 'profile("own.toml", devices = 2)')
+    for name, text in (("a", plan), ("b", plan.replace("micro = 4", "micro = 2"))):
+        (here / "sub" / f"{name}.plan").write_text(text, encoding="utf-8")
+    status, out, err = called(capsys, "diff", "sub/a.plan", "sub/b.plan", "--profile", "other.json.gz")
+    assert (status, "not simulated here" in out, asked) == (1, True, ["other.json.gz"]), err
 
 
 def test_revision_outside_of_a_repository_is_wrong_usage(

@@ -17,6 +17,8 @@ def unpriced(analysis: Analysis) -> Iterator[tuple[Span, str, str]]:
             "a profile",
             "a program does not know where the device's profile lies",
         )
+    if cluster.hosts > 1 and cluster.fabric is None:
+        yield analysis.span_of(cluster, "hosts"), "a cluster without a fabric", "it has no network between its hosts"
     unmeasured = cluster.unmeasured_fabric
     if unmeasured is not None:
         yield analysis.span_of(cluster, "fabric"), f"`{unmeasured}`", "nothing is known of its speed"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.batch import pieces_of_sequence
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
@@ -100,9 +101,9 @@ def crossing_shapes(analysis: Analysis) -> dict[str, tuple[int, ...] | None]:
 
 
 def tokens_of_rank(analysis: Analysis) -> tuple[int, int]:
-    """Return the samples of a micro batch, and the tokens of each on one rank of `cp`."""
+    """Return the samples of a micro batch, and the tokens of each on one rank."""
     batch = analysis.plan.batch
-    return batch.micro_batch, batch.length // analysis.plan.mesh.cp
+    return batch.micro_batch, batch.length // pieces_of_sequence(analysis.plan)
 
 
 def _local(whole: tuple[int, ...], arrived: Tensor | None, ranks: int) -> tuple[int, ...] | None:

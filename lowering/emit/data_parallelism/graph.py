@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from legoai.dsl.analysis.batch import pieces_of_sequence
 from legoai.dsl.analysis.communication.comm import unit_buckets
 from legoai.dsl.analysis.communication.compiler_buckets import compiler_rule
 from legoai.dsl.analysis.communication.measured_profile import (
@@ -71,19 +72,18 @@ def stage(lowering: Lowering, draft: Draft, arrives: str, positions: Node) -> tu
     assert fsdp is not None, "a graph has units"
     for name in ("rewritten", "trace_stage"):
         draft.imports.name(_PACKAGE, name)
-    placed = lowering.plan.mesh.cp > 1
+    context = lowering.plan.context if pieces_of_sequence(lowering.plan) > 1 else None
     made = call(
         "trace_stage",
         "model",
         arrives,
-        positions="positions" if placed else None,
+        positions=None if context is None else "positions",
         device="device",
         splits_backward="True" if splits_backward(lowering.analysis) else None,
     )
     lines = [Line(made, "graph = ", lowering.note(fsdp, "backend"))]
-    if placed:
-        assert lowering.plan.context is not None, "lint asks for the style of an axis of sequences"
-        lines.insert(0, Line(positions, "positions = ", lowering.note(lowering.plan.context)))
+    if context is not None:
+        lines.insert(0, Line(positions, "positions = ", lowering.note(context)))
     return lines, draft.imports.name(f"{_PACKAGE}.step.stage", "GraphStage")
 
 

@@ -132,7 +132,7 @@ def _of_simulation(linted: Linted, arguments: Namespace) -> Iterator[Diagnostic]
         yield unmeasured
         return
     try:
-        program = lower(linted.analysis, suppressed=linted.suppressed)
+        program = lower(linted.analysis)
     except LoweringError as error:
         yield from error.diagnostics
         return

@@ -190,7 +190,6 @@ def pass_estimated(
 
         return pass_estimates(
             linted.analysis,
-            suppressed=linted.suppressed,
             profile=profile,
             rank=rank,
             between=between,

@@ -216,7 +216,8 @@ def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference 
     gc.freeze()
     try:
         if arguments.profile is not None:
-            machine_of(comparison.before.plan.cluster, 1, directory=Path(), override=arguments.profile)
+            before = comparison.before
+            machine_of(before.plan.cluster, 1, directory=before.directory, override=arguments.profile)
         with printing_to_standard_error():
             found = cost_difference(
                 comparison,

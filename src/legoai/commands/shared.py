@@ -372,7 +372,7 @@ def lowered(
 
     assert linted.analysis is not None
     try:
-        return linted, lower(linted.analysis, suppressed=linted.suppressed)
+        return linted, lower(linted.analysis)
     except LoweringError as error:
         refuse(source.name, done, error.diagnostics, linted.files)
         return None

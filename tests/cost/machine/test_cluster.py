@@ -94,6 +94,26 @@ def test_device_override_keeps_the_number_of_devices():
     assert (found.device.name, found.profile.name, found.cluster.hosts) == ("a100_sxm80", "a100_sxm80", 2)
 
 
+@pytest.mark.parametrize("usual", [4, 16])
+def test_device_override_keeps_the_devices_of_a_host(tmp_path: Path, usual: int):
+    """Whatever a host of the other device usually has: the ranks are those of the plan, and so are its groups."""
+    text = (catalogue() / "h200.toml").read_text(encoding="utf-8")
+    (tmp_path / "other.toml").write_text(
+        text.replace("devices_per_host = 8", f"devices_per_host = {usual}"), encoding="utf-8"
+    )
+    other = str(tmp_path / "other.toml")
+    for use, world, per_host in (
+        (TWO_HOSTS, 16, 8),
+        (ClusterUse(device="h100_sxm"), 8, 8),
+        (ClusterUse(device="h100_sxm", devices=2), 2, 2),
+        (ClusterUse(device="cpu"), 6, 6),
+    ):
+        found = machine(use, world, override=other)
+        assert (found.device.devices_per_host, found.cluster.devices_per_host) == (usual, per_host)
+        assert found.network.devices_per_host == per_host
+        assert OpCosts(machine=found)(gather(tuple(range(per_host)))).resource == "intra_host"
+
+
 def test_profile_override_keeps_the_device():
     found = machine(override=str(SHIPPED / "h200.json.gz"))
     assert (found.device.name, found.profile.name) == ("h100_sxm", "h200")
