@@ -24,7 +24,9 @@ def device_of(row: Row, named: str | None) -> str:
     gpu = row.text("gpu").upper()
     if "H100" in gpu:
         return "h100_sxm96" if "96" in gpu or row.text("gpu_mem_gb") == "96" else "h100_sxm"
-    for word, device in (("H200", "h200"), ("B200", "b200"), ("A100", "a100_sxm80")):
+    if "A100" in gpu:
+        return "a100_sxm40" if "40" in gpu or row.text("gpu_mem_gb") == "40" else "a100_sxm80"
+    for word, device in (("H200", "h200"), ("B200", "b200")):
         if word in gpu and "GB200" not in gpu:
             return device
     raise UnstatedError(f"no device of the catalogue is a {row.text('gpu') or 'GPU that is not named'}")

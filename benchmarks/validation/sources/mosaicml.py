@@ -65,6 +65,4 @@ def convert(row: Row, device: str | None = None) -> Stated:
         draft.add("precision (param = bf16, reduce = fp32)")
     draft.add("optimizer adamw(lr = 1e-4, betas = [0.9, 0.95], weight_decay = 0.1, fused = false)", "clip (norm = 1.0)")
     draft.differs.append("an optimizer step for each parameter by itself; FSDP1's flat parameters")
-    if row.text("gpu_mem_gb") == "40" and device is None:
-        draft.differs.append("the memory of the 40 GB part, at 1.56 TB/s where the 80 GB part has 2.04")
     return draft.done()
