@@ -10,6 +10,7 @@ from legoai.api import estimate
 from legoai.cost.assumptions import of_kernels
 from legoai.cost.profiles import profile
 from legoai.dsl.lint import lint
+from support.marks import some_slow
 from support.simulated import in_a_fork
 
 PLAN = """plan small
@@ -154,7 +155,9 @@ def estimated(name: str) -> tuple[float, tuple[str, ...]]:
     return found.step_time, tuple(found.assumptions)
 
 
-@pytest.mark.parametrize("rest", ["", "compile { blocks.* = aot_eager }"])
+@pytest.mark.parametrize(
+    "rest", some_slow(("", "compile { blocks.* = aot_eager }"), "compile { blocks.* = aot_eager }")
+)
 def test_functions_that_the_model_compiles_run_operator_by_operator(
     rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

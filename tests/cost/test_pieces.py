@@ -7,6 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.forked_commands import forked
 
 COST = """\
 import sys
@@ -40,12 +45,22 @@ def cost(home: Path, plan: str, cache: str) -> tuple[dict[str, object], bool]:
     return json.loads(done.stdout), done.stderr.rstrip().endswith("True")
 
 
-def test_estimate_from_a_cached_capture_is_equal_and_needs_no_torch(tmp_path):
+def simulated(monkeypatch: pytest.MonkeyPatch, plan: str, cache: Path) -> dict[str, Any]:
+    """Return the estimate of a plan, by a process that has torch."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    done = forked("cost", plan, "--json")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_estimate_from_a_cached_capture_is_equal_and_needs_no_torch(tmp_path, monkeypatch):
     (tmp_path / "nine.plan").write_text(PLAN)
     other = PLAN.replace("= 9", "= 12").replace("global = 32", "global = 96")
     other = other.replace("1e-3", "3e-4").replace("warmup = 10", "warmup = 25").replace("norm = 1.0", "norm = 0.5")
     (tmp_path / "other.plan").write_text(other)
-    assert cost(tmp_path, "nine.plan", "cache")[1]
+    monkeypatch.chdir(tmp_path)
+    simulated(monkeypatch, "nine.plan", tmp_path / "cache")
     composed, ran = cost(tmp_path, "other.plan", "cache")
     assert not ran
-    assert cost(tmp_path, "other.plan", "empty") == (composed, True)
+    assert simulated(monkeypatch, "other.plan", tmp_path / "empty") == composed
