@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.kernel_time import estimate, knows_narrow_rates
 from legoai.cost.profiles import Profile
 from legoai.cost.trace.records import Kernel
-from legoai.cost.trace.segments import Instance, Item
+from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.blocks import general
@@ -141,12 +141,7 @@ def of_convolutions(steps: Mapping[int, Iterable[Item]], machine: Machine, step_
     if machine.device.kind == "cpu":
         return
     for items in steps.values():
-        kernels = [
-            record
-            for item in items
-            for record in (item.segment.records if isinstance(item, Instance) else (item,))
-            if isinstance(record, Kernel) and is_unmeasured(record)
-        ]
+        kernels = [kernel for item in items for kernel in _unmeasured_convolutions(item)]
         share = sum(estimate(kernel, machine.profile)[0] for kernel in kernels) / step_time
         if share > _NOTABLE:
             modules = dict.fromkeys(_INDEX.sub("*", name_of(kernel.module)) for kernel in kernels)
@@ -156,6 +151,16 @@ def of_convolutions(steps: Mapping[int, Iterable[Item]], machine: Machine, step_
                 "first, but cuDNN has faster kernels for some, which no profile has measured"
             )
             return
+
+
+def _unmeasured_convolutions(item: Item) -> Sequence[Kernel]:
+    if isinstance(item, Instance):
+        return item.segment.summary(_unmeasured_of_segment)
+    return (item,) if isinstance(item, Kernel) and is_unmeasured(item) else ()
+
+
+def _unmeasured_of_segment(segment: Segment) -> Sequence[Kernel]:
+    return tuple(record for record in segment.records if isinstance(record, Kernel) and is_unmeasured(record))
 
 
 def of_machine(machine: Machine) -> tuple[str, ...]:
