@@ -72,7 +72,7 @@ def local_tokens(plan: Plan) -> int:
 
 def pieces_of_sequence(plan: Plan) -> int:
     """Ranks that share each sequence: those of `cp`, which see whole sequences where no statement uses the axis."""
-    ranks = plan.mesh.cp
+    ranks = plan.mesh.cp  # a hole is undecided whether a statement uses the axis or not
     return 1 if plan.context is None else ranks
 
 

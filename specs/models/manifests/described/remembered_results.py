@@ -6,13 +6,13 @@ call them with equal arguments again and again, and a model is followed several 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
 from legoai.specs.models.manifests.described.functions import tensors_in
-from legoai.specs.models.torch_internals import DisableTorchFunction, OperatorMode, OpOverload, storage_key
+from legoai.specs.models.torch_internals import DisableTorchFunction, OperatorMode, OpOverload, storage_of
 
 _META: Final = torch.device("meta")
 
@@ -113,7 +113,7 @@ def _extend(key: list[Any], values: Iterable[Any]) -> bool:
 
 def _types_of(result: Any, given: Sequence[torch.Tensor]) -> _Results | None:
     """Return the types of new tensors; None where some are not new, or where there is more to know of them."""
-    storages = set(_storages(given))
+    storages = set(map(storage_of, given))
     container = next((kind for kind in (tuple, list) if type(result) is kind), None)
     items = (result,) if container is None else result
     types: list[_Type | None] = []
@@ -122,15 +122,11 @@ def _types_of(result: Any, given: Sequence[torch.Tensor]) -> _Results | None:
             types.append(None)
             continue
         plain = type(item) is torch.Tensor and item.device == _META and item.layout is torch.strided
-        if not plain or item.storage_offset() or (key := storage_key(item.untyped_storage())) in storages:
+        if not plain or item.storage_offset() or (key := storage_of(item)) in storages:
             return None
         storages.add(key)
         types.append((item.shape, item.stride(), item.dtype))
     return _Results(container, types)
-
-
-def _storages(tensors: Iterable[torch.Tensor]) -> Iterator[int]:
-    return (storage_key(tensor.untyped_storage()) for tensor in tensors)
 
 
 def _empty(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
