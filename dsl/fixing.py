@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Final
 
 from legoai.dsl.diagnostics.cascade import is_cause
-from legoai.dsl.diagnostics.diagnostic import Diagnostic, apply_fixes
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, apply_fixes, errors_of
 from legoai.dsl.frontend.sources import Source
 from legoai.dsl.lint import Linted
 
@@ -86,7 +86,7 @@ def _causes(linted: Linted) -> int:
 
 
 def _errors(linted: Linted) -> int:
-    return sum(item.severity == "error" for item in linted.diagnostics)
+    return len(errors_of(linted.diagnostics))
 
 
 def _unreadable(linted: Linted) -> int:

@@ -13,7 +13,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.graph import traces
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath, WrongDomain
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
@@ -22,14 +22,15 @@ from legoai.dsl.rules import checks, checks_for_errors
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.hygiene import EmptyVariant, MalformedSuppression, UnusedLet, UnusedSuppression
 from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.model import FOREIGN, Model
+from legoai.specs.models.config_checks import ConfigError
+from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.plan import Plan
 from legoai.specs.record import Record, replace
 from legoai.specs.span import Span
 
 if TYPE_CHECKING:
     from legoai.dsl.formatting.unedited import Unedited
-    from legoai.specs.directives.model import Model
-    from legoai.specs.models.manifests.manifest import Manifest
 
 _MOST_TRIALS: Final = 60
 """Other answers that are tried at most, to tell whether a slip follows from one."""
@@ -61,7 +62,7 @@ class Linted(Record):
     @property
     def has_errors(self) -> bool:
         """Whether any diagnostic is an error."""
-        return any(item.severity == "error" for item in self.diagnostics)
+        return bool(errors_of(self.diagnostics))
 
 
 def lint(
@@ -107,7 +108,7 @@ def lint(
     found.extend(MalformedSuppression.find(item for file in files.values() for item in suppress.malformed(file)))
     kept, _, unused = suppress.split(found, files.values())
     remaining = set(kept)
-    accepted = tuple(item for item in found if item.severity == "error" and item not in remaining)
+    accepted = tuple(item for item in errors_of(found) if item not in remaining)
     kept.extend(UnusedSuppression.find(unused, muted=bool(causes or base.scope.asked)))
     return Linted(tuple(sorted(kept, key=lambda item: item.order)), files, base, analysis, accepted)
 
@@ -125,7 +126,7 @@ def _domains(analysis: Analysis, found: Sequence[Diagnostic]) -> Iterator[Diagno
 
     def errors(plan: Plan) -> list[Diagnostic]:
         other = Analysis(plan, analysis.manifest, analysis.directory, resolution=analysis.resolution)
-        return [item for item in check(other) if item.severity == "error"]
+        return errors_of(check(other))
 
     yield from empty_domains(analysis.plan, found, errors)
 
@@ -138,7 +139,7 @@ def _not_searched(
 
     closed = analysis.resolution
     assert closed is not None
-    complete = analysis.manifest is not None and not any(item.severity == "error" for item in found)
+    complete = analysis.manifest is not None and not errors_of(found)
     opened, _ = all_open(closed, lambda answers: resolving(answers=answers))
     plan = opened.plan
     of_opened = analysis if plan is analysis.plan else None
@@ -329,7 +330,7 @@ def errors(analysis: Analysis, legal: Analysis | None = None) -> list[Diagnostic
     found = [item for rule in rules for item in analysis.once(rule, partial(_reported, analysis, rule))]
     if found and analysis.resolution is not None:
         found = suppress.split(found, analysis.resolution.files.values())[0]
-    return [item for item in found if item.severity == "error"]
+    return errors_of(found)
 
 
 def _may_trace(plan: Plan) -> bool:
@@ -344,10 +345,7 @@ def manifest_of(
     plan: Plan, resolution: Resolution, directory: Path, announce: Announce | None
 ) -> Manifest | Diagnostic | None:
     """Return the manifest of a plan's model, or the error of its inspection; None where it is known from elsewhere."""
-    from legoai.specs.directives.model import FOREIGN
-    from legoai.specs.models.config_checks import ConfigError
     from legoai.specs.models.manifests.load import load_manifest
-    from legoai.specs.models.manifests.manifest import ManifestError
 
     model = plan.model
     try:

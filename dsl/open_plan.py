@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.question import solved_digest
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend.kept import Kept
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
@@ -112,7 +112,7 @@ class OpenPlan:
             if index is not None:
                 answers[hole.span] = hole.nodes[index]
         resolution = self._resolve(answers, self._statements)
-        mistakes = tuple(item for item in resolution.diagnostics if item.severity == "error")
+        mistakes = tuple(errors_of(resolution.diagnostics))
         if mistakes or resolution.plan is None or resolution.unreadable:
             return Candidate(analysis=None, errors=mistakes)
         plan = resolution.plan

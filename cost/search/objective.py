@@ -14,6 +14,7 @@ from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from legoai.cost.search.candidates import Evaluated
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.flops import DECODERS
+from legoai.dsl.analysis.parallelism.mesh import number_of_devices
 from legoai.dsl.open_plan import Candidate
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.require import METRICS, Objective, Requirement
@@ -143,8 +144,7 @@ class Costs:
         analysis, batch = candidate.analysis, candidate.plan.batch
         if bounds.step_time <= 0.0 or candidate.errors or analysis is None:
             return -math.inf
-        cluster = candidate.plan.cluster
-        device_seconds = bounds.step_time * cluster.hosts * (cluster.devices_per_host(analysis.directory) or 1)
+        device_seconds = bounds.step_time * (number_of_devices(analysis) or 1)
         if metric == "tokens_per_s":
             return -batch.global_batch * (batch.seq_len or 1) / device_seconds
         if metric == "mfu" and analysis.manifest is not None and candidate.plan.model.family in DECODERS:

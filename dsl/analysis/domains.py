@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import divisors
-from legoai.dsl.analysis.parallelism.mesh import devices_per_host
+from legoai.dsl.analysis.parallelism.mesh import number_of_devices
 from legoai.dsl.analysis.parallelism.styles import styles_for
 from legoai.dsl.frontend.paths import PathError
 from legoai.specs.directives import kinds
@@ -86,8 +86,8 @@ def _of_kind(kind: kinds.Kind) -> Iterator[str]:
 
 
 def _degrees(analysis: Analysis) -> list[str]:
-    per_host = devices_per_host(analysis)
-    return [] if per_host is None else [str(value) for value in divisors(analysis.plan.cluster.hosts * per_host)]
+    devices = number_of_devices(analysis)
+    return [] if devices is None else [str(value) for value in divisors(devices)]
 
 
 def _micro_batches(analysis: Analysis) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from legoai.specs.record import Record, replace
@@ -53,6 +53,11 @@ class Diagnostic(Record):
     def order(self) -> tuple[str, int, str]:
         """The sort key of diagnostics: file, position, code."""
         return self.label.span.file, self.label.span.start, self.code
+
+
+def errors_of(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Those that are errors."""
+    return [item for item in diagnostics if item.severity == "error"]
 
 
 def with_names(diagnostic: Diagnostic, shown: Callable[[str], str]) -> Diagnostic:

@@ -12,6 +12,7 @@ from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.analysis.stages.pipeline import is_staged
 from legoai.dsl.differences.changes import Change
 from legoai.dsl.differences.of_model import WHOLE, Place, another_training, decided
+from legoai.specs.directives import family
 from legoai.specs.record import Record
 
 Kind = Literal["training", "dtype", "rounding", "none"]
@@ -162,8 +163,6 @@ def effect_of(change: Change) -> Effect:
 
 
 def _option_name(keyword: str, field: str) -> str:
-    from legoai.specs.directives import family
-
     return family(keyword).option(field).name
 
 

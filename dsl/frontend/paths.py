@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from legoai.specs.directives.base import PathRule
+from legoai.specs.directives.base import PathRule, describe
 from legoai.specs.record import Record
 
 T = TypeVar("T")
@@ -256,6 +256,4 @@ def assign(rules: Sequence[PathRule[Any]], paths: Paths) -> Assignment[Any]:
 
 
 def _same(left: Any, right: Any) -> bool:
-    from legoai.specs.directives.base import describe
-
     return bool(describe(left) == describe(right))

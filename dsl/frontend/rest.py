@@ -39,11 +39,11 @@ def with_rest(mesh: Mesh, cluster: ClusterUse, directory: Path) -> tuple[Mesh, D
             others=[Label(first, "the first")], help=["give all axes but one a number"],
         )  # fmt: skip
     elif not any(isinstance(size, Hole) for size in (*others, cluster.hosts, cluster.devices, cluster.device)):
-        per_host = cluster.devices_per_host(directory)
+        devices = cluster.number_of_devices(directory)
         place = mesh.span_of(open_axes[0])
         assert place is not None
-        if per_host is not None:
-            value, problem = _left(cluster.hosts * per_host, math.prod(others), place)
+        if devices is not None:
+            value, problem = _left(devices, math.prod(others), place)
     return _changed(mesh, dict.fromkeys(open_axes, value)), problem
 
 

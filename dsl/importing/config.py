@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, UnknownConfigKey
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.text import Lines
@@ -76,7 +76,7 @@ class Config:
     @property
     def has_errors(self) -> bool:
         """Whether there are errors that prevent a plan."""
-        return any(item.severity == "error" for item in self.diagnostics)
+        return bool(errors_of(self.diagnostics))
 
     def __getitem__(self, name: str) -> Any:
         """Return the value of an option, or TorchTitan's default where the file does not give it."""

@@ -11,6 +11,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import resharding
+from legoai.dsl.analysis.stages.pipeline import first_modules, split_points, stage_count, stages_of_ranks
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, PathError, pattern
 from legoai.dsl.reporting.reference import value_text
@@ -274,7 +275,6 @@ def _nearest(analysis: Analysis, directive: Directive, path: str) -> Iterator[De
 def _stage(analysis: Analysis, path: str) -> str:
     """Describe the stage of the pipeline that contains the module."""
     from legoai.dsl.analysis.parallelism.crossings import Cuts, cuts
-    from legoai.dsl.analysis.stages.pipeline import first_modules, split_points, stage_count, stages_of_ranks
 
     plan = analysis.plan
     assert plan.pipeline is not None

@@ -11,7 +11,7 @@ from legoai.dsl.analysis.communication.measured_profile import is_measured
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.analysis.parallelism.graph import unshards_selectively
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend import suppress
 from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import LoweringError, Program, check_decided, lower, unavailable
@@ -21,6 +21,7 @@ from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.lowering.verify.memory_limit import dividing_limit
 from legoai.lowering.verify.prepared import Prepared
 from legoai.specs import record
+from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.units import format_bytes
@@ -69,8 +70,6 @@ def prepare(
         raise CannotShrinkError(f"`{norms[0]}` of class `SyncBatchNorm` computes on GPUs alone, and verify on CPUs")
     config = None
     if linted.plan.model.family == "huggingface":
-        from legoai.specs.models.manifests.cache import read_config
-
         assert linted.plan.model.target is not None
         try:
             config = read_config(directory / linted.plan.model.target)
@@ -98,7 +97,7 @@ def prepare(
                 raise LoweringError((unavailable(analysis, error),)) from error
             check_alike(small, manifest, analysis.manifest, source.target)
     smaller = Analysis(small.plan, manifest, directory, resolution=linted.resolution)
-    found = [item for item in check(smaller) if item.severity == "error"]
+    found = errors_of(check(smaller))
     kept, _, _ = suppress.split(found, linted.files.values())
     if kept:
         raise ShrunkenPlanError(tuple(kept))

@@ -84,6 +84,15 @@ class ClusterUse(Directive):
         found = self.described(directory)
         return None if found is None else found.devices_per_host
 
+    def number_of_devices(self, directory: Path) -> int | None:
+        """Devices in all hosts; None where neither the plan nor the device states how many a host has.
+
+        Raises:
+            Undecided: the device, the hosts or their devices are a hole.
+        """
+        per_host = self.devices_per_host(directory)
+        return None if per_host is None else self.hosts * per_host
+
     def devices_for(self, device: Device, ranks: int) -> int:
         """Devices in one host of ``device`` for some ranks; a single CPU host has as many as they need."""
         if self.devices is not None:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
 from legoai.dsl.lint import Announce, Linted
 from legoai.dsl.lint import lint as lint_text
@@ -350,7 +350,7 @@ def _unmeasured_device(linted: Linted) -> Unmeasured | None:
 
 
 def _check_errors(linted: Linted) -> None:
-    errors = tuple(item for item in linted.diagnostics if item.severity == "error")
+    errors = tuple(errors_of(linted.diagnostics))
     if errors:
         raise PlanError(errors, linted.files)
 

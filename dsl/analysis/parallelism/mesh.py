@@ -61,6 +61,15 @@ def devices_per_host(analysis: Analysis) -> int | None:
     return analysis.plan.cluster.devices_per_host(analysis.directory)
 
 
+def number_of_devices(analysis: Analysis) -> int | None:
+    """Devices in all hosts; None where neither the plan nor the device says it.
+
+    Raises:
+        Undecided: the cluster is a hole.
+    """
+    return analysis.plan.cluster.number_of_devices(analysis.directory)
+
+
 def all_ranks(analysis: Analysis) -> int:
     """Ranks of the mesh, which are as many as the cluster's devices where axes are open.
 
@@ -70,7 +79,7 @@ def all_ranks(analysis: Analysis) -> int:
     try:
         return analysis.plan.mesh.world_size
     except Undecided:
-        devices = devices_per_host(analysis)
+        devices = number_of_devices(analysis)
         if devices is None:
             raise
-        return analysis.plan.cluster.hosts * devices
+        return devices

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import divisors, listed, replacement, written
 from legoai.dsl.analysis.parallelism.experts import limited_experts
-from legoai.dsl.analysis.parallelism.mesh import devices_per_host
+from legoai.dsl.analysis.parallelism.mesh import devices_per_host, number_of_devices
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.syntax import Statement
 from legoai.dsl.rules.base import Check
@@ -47,13 +47,12 @@ class MeshSize(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         cluster, mesh = analysis.plan.cluster, analysis.plan.mesh
-        per_host = devices_per_host(analysis)
-        if per_host is not None and any(isinstance(mesh.size(axis), Hole) for axis in AXES if axis != "ep"):
-            yield from self._decided(analysis, cluster.hosts * per_host)
+        per_host, total = devices_per_host(analysis), number_of_devices(analysis)
+        if total is not None and any(isinstance(mesh.size(axis), Hole) for axis in AXES if axis != "ep"):
+            yield from self._decided(analysis, total)
             return
-        if per_host is None or mesh.world_size == cluster.hosts * per_host:
+        if per_host is None or total is None or mesh.world_size == total:
             return
-        total = cluster.hosts * per_host
         named = [axis for axis in AXES if axis != "ep" and (mesh.size(axis) > 1 or written(mesh, axis))]
         product = " · ".join(f"`{axis}` = {mesh.size(axis)}" for axis in named)
         places, devices = counted(mesh.world_size, "place"), counted(total, "device")

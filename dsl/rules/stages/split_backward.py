@@ -12,6 +12,7 @@ from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Budget, Selective
+from legoai.specs.directives.compile import AotEager, Inductor
 
 
 class ReshardUnderSplitBackward(Check):
@@ -87,8 +88,6 @@ class CompileUnderSplitBackward(Check):
     slug = "compile-under-split-backward"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.directives.compile import AotEager, Inductor
-
         pipeline, compiled = analysis.plan.pipeline, analysis.plan.compile
         if pipeline is None or compiled is None or is_traced(analysis) or not splits_backward(analysis):
             return

@@ -15,6 +15,8 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.model import FOREIGN
+from legoai.specs.models.config_checks import ConfigError
+from legoai.specs.models.families import resolve_config
 from legoai.specs.models.wrappers import WRAPPERS
 
 
@@ -22,9 +24,6 @@ class ModelIsKnown(WrongModel, Check):
     """The built-in family has the preset and the dimensions (see ``wrong-model``)."""
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        from legoai.specs.models.config_checks import ConfigError
-        from legoai.specs.models.families import resolve_config
-
         model = analysis.plan.model
         if model.family in FOREIGN:
             if model.target is None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from legoai.commands import WrongUsage
 from legoai.commands.cost import device_or_file
 from legoai.commands.shared import announce, output_file
+from legoai.specs.cluster import CatalogueError
 
 if TYPE_CHECKING:
     from legoai.cost.calibration.update import Part
@@ -96,7 +97,6 @@ def _from_runs(path: Path, arguments: Namespace) -> int:
     from legoai.cost.calibration.observed.run_folder import RunFolderError
     from legoai.cost.calibration.output import OutputError
     from legoai.cost.profiles import ProfileError
-    from legoai.specs.cluster import CatalogueError
 
     try:
         found = calibrate_from(path, arguments.runs, base=arguments.base, progress=announce)

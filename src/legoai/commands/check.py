@@ -10,7 +10,7 @@ from legoai.commands.failure import failure
 from legoai.commands.reporting import add_files, add_reporting, choice_of, plans_of, report
 from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, say, settings_of
 from legoai.dsl.config import reported
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
@@ -69,7 +69,7 @@ def run(arguments: Namespace) -> int:
             found += [item for item in linted.diagnostics if item.code not in hidden]
             if simulates:
                 found += _simulated(source, linted, arguments)
-            errors = [item for item in linted.diagnostics if item.severity == "error"]
+            errors = errors_of(linted.diagnostics)
             if not any(reported(item, choice) for item in errors):
                 shown += errors  # nothing was simulated, which no choice of codes may hide
         except UnreadableError as error:

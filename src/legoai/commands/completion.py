@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 from legoai.commands import COMMANDS, command
 from legoai.commands.shared import put
+from legoai.specs.cluster import device_names
 
 _SHELLS: Final = ("bash", "zsh")
 _FILES: Final = ("FILE", "OUT")
@@ -82,8 +83,6 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Print the script."""
     import shtab
-
-    from legoai.specs.cluster import device_names
 
     shell = arguments.shell
     functions = _FUNCTIONS[shell].replace("DEVICES", " ".join(device_names()))

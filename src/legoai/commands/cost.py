@@ -26,6 +26,8 @@ from legoai.commands.shared import (
     output_file,
     write,
 )
+from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.specs.cluster import PROFILE_SUFFIX, device_names
 
 if TYPE_CHECKING:
     from legoai.cost.estimate import Estimate
@@ -100,9 +102,6 @@ def device_or_file(text: str) -> str:
     Raises:
         ArgumentTypeError: it is the name of no device, and of no such file.
     """
-    from legoai.dsl.diagnostics.suggestion import suggestion
-    from legoai.specs.cluster import PROFILE_SUFFIX, device_names
-
     if text not in device_names() and not text.endswith((".toml", PROFILE_SUFFIX)):
         known = f"devices are {', '.join(device_names())}, and files end in .toml or {PROFILE_SUFFIX}"
         raise ArgumentTypeError("; ".join([f"unknown device {text!r}", known, *suggestion(text, device_names())]))

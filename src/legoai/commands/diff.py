@@ -18,7 +18,7 @@ from legoai.commands.cost import add_profile
 from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.progress import Progress
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, put, settings_of, show, summary
-from legoai.dsl.diagnostics.diagnostic import with_names
+from legoai.dsl.diagnostics.diagnostic import errors_of, with_names
 from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.frontend.contents import named_files
 from legoai.dsl.frontend.merge import Reads
@@ -26,6 +26,7 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.revisions import RevisionPlan, ends_of, plan_of, revision
 from legoai.dsl.frontend.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
 from legoai.dsl.lint import lint
+from legoai.specs.cluster import CatalogueError
 
 if TYPE_CHECKING:
     from legoai.cost.differences import CostDifference
@@ -185,7 +186,7 @@ def _linted(
         read=read,
         factories=arguments.factories,
     )
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    errors = errors_of(linted.diagnostics)
     if errors or linted.plan is None or linted.analysis is None:
         files = {shown(file): parsed for file, parsed in linted.files.items()}
         show([with_names(item, shown) for item in errors], files, stream=sys.stderr)
@@ -211,7 +212,6 @@ def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference 
     from legoai.cost.differences import CannotCompareError, cost_difference
     from legoai.cost.machine.cluster import machine_of
     from legoai.cost.profiles import ProfileError
-    from legoai.specs.cluster import CatalogueError
 
     gc.freeze()
     try:

@@ -20,7 +20,7 @@ from legoai.commands.shared import (
 )
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.statements import UnknownVariant
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.rules import all_rules
@@ -162,7 +162,7 @@ def _analysis(arguments: Namespace) -> Analysis | None:
     if source is None:
         return None
     linted = examine(source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories)
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    errors = errors_of(linted.diagnostics)
     if asked := [item for item in errors if _is_of_command_line(item)]:
         refuse(source.name, "explained", asked, linted.files)  # what would be explained is not what was asked for
         return None

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from legoai.commands import WrongUsage
 from legoai.commands.reporting import add_files, plans_of, project
 from legoai.commands.shared import add_output, files_of, put, rewrite, show
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.lint import lint
 from legoai.specs.directives.model import Model
 from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
@@ -93,15 +95,13 @@ def _formatted(source: Source, *, expand: bool) -> tuple[str | None, Sequence[Di
 
 def _expanded(source: Source) -> tuple[str | None, Sequence[Diagnostic], Mapping[str, PlanFile]]:
     from legoai.dsl.formatting.idle import expand_meant
-    from legoai.dsl.frontend.resolve import resolve
-    from legoai.dsl.lint import lint
 
     def diagnose(text: str) -> Sequence[Diagnostic]:
         directory = source.directory
         return lint(text, source.name, directory=directory, read=read_base, factories=_runs_nothing).diagnostics
 
     resolution = resolve(source.text, source.name, directory=source.directory, read=read_base)
-    errors = [item for item in resolution.diagnostics if item.severity == "error"]
+    errors = errors_of(resolution.diagnostics)
     return (None if errors else expand_meant(resolution, diagnose)), errors, resolution.files
 
 

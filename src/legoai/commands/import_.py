@@ -23,10 +23,13 @@ from legoai.commands.shared import (
     summary,
     write,
 )
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.analysis.parallelism.mesh import number_of_devices
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
+from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render
+from legoai.specs.directives.hole import Undecided
 from legoai.specs.files import is_stream
 from legoai.specs.units import counted
 
@@ -126,7 +129,7 @@ def run(arguments: Namespace) -> int:
     _report(found, diagnostics, files, arguments, assumed=None if arguments.cluster else cluster)
     _put(found, diagnostics, files, arguments)
     complete = found.text is not None and not any(item.changes for item in found.unused)
-    return int(not complete or any(item.severity == "error" for item in diagnostics))
+    return int(not complete or len(errors_of(diagnostics)) > 0)
 
 
 def _setting(text: str) -> tuple[str, str]:
@@ -200,24 +203,23 @@ def _devices(cluster: str) -> int:
     Raises:
         WrongUsage: it is no cluster.
     """
-    from legoai.dsl.lint import lint
-
     text = f'plan devices\nmodel llama3("tiny")\ncluster {cluster}\nmesh (dp_shard = rest)\n'
     text += "batch (global = 1, micro = 1, seq_len = 1)\n"
     linted = lint(text, "--cluster", directory=Path())
     analysis = linted.analysis
-    wrong = [item for item in linted.diagnostics if item.severity == "error" and item.label.span.line == 3]
-    if wrong or analysis is None or analysis.device is None:
+    wrong = [item for item in errors_of(linted.diagnostics) if item.label.span.line == 3]
+    try:
+        devices = None if wrong or analysis is None else number_of_devices(analysis)
+    except Undecided:
+        raise WrongUsage(f"--cluster {cluster}: degrees are imported for a number of devices: name it") from None
+    if devices is None:
         said = [wrong[0].message, *reversed(wrong[0].help)] if wrong else ["this is no cluster"]
         raise WrongUsage(f"--cluster {cluster}: {'; '.join(said)}")
-    found = analysis.plan.cluster
-    return int((found.hosts or 1) * (found.devices or analysis.device.devices_per_host))
+    return devices
 
 
 def _linted(text: str, name: str) -> tuple[Sequence[Diagnostic], dict[str, PlanFile]]:
     """Errors and warnings of the plan; advice is left to `legoai lint`."""
-    from legoai.dsl.lint import lint
-
     linted = lint(text, name, directory=Path(name).parent)
     return [item for item in linted.diagnostics if item.severity != "advice"], dict(linted.files)
 

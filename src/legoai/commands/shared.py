@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 from legoai.commands import WrongUsage
+from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
-from legoai.dsl.diagnostics.diagnostic import Diagnostic
+from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
+from legoai.dsl.frontend.contents import named_files
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render
+from legoai.specs.cluster import profile_path
 from legoai.specs.files import replace_file, try_to_replace
 from legoai.specs.terminal import may_color
 from legoai.specs.units import counted
@@ -191,7 +194,6 @@ def lacks_factory(linted: Linted, arguments: Namespace, done: str) -> bool:
 
 def lacks_graph(linted: Linted) -> bool:
     """Whether the step of a plan without errors is no graph; shows the diagnostic then."""
-    from legoai.dsl.analysis.parallelism.graph import is_traced
     from legoai.dsl.diagnostics.codes.lowering import NoStepGraph
 
     assert linted.plan is not None
@@ -334,7 +336,7 @@ def sound(
         source, settings_of(arguments), arguments.variant, variants=False, factories=arguments.factories,
         reopen=reopen,
     )  # fmt: skip
-    errors = [item for item in linted.diagnostics if item.severity == "error"]
+    errors = errors_of(linted.diagnostics)
     if errors:
         refuse(source.name, done, errors, linted.files)
         return None
@@ -344,9 +346,6 @@ def sound(
 
 def _inputs(linted: Linted, source: Source, profile: str | None) -> Iterator[tuple[Path, str]]:
     """The files of a plan, and of `--profile`, and what each of them is."""
-    from legoai.dsl.frontend.contents import named_files
-    from legoai.specs.cluster import profile_path
-
     yield from ((Path(name), f"a base of {source.name}") for name in linted.files if name != source.name)
     plan = linted.plan
     named = [] if plan is None else [source.directory / name for name in named_files(plan)]
