@@ -11,7 +11,7 @@ from legoai.cost.assumptions import of_kernels
 from legoai.cost.profiles import profile
 from legoai.dsl.lint import lint
 from support.marks import some_slow
-from support.simulated import in_a_fork
+from support.simulator import in_the_simulator
 
 PLAN = """plan small
 model gpt2("small", vocab_size = {})
@@ -149,25 +149,23 @@ fsdp on dp_shard {{ blocks.* = unit }}
 """
 
 
-def estimated(name: str) -> tuple[float, tuple[str, ...]]:
+def estimated(plan: Path) -> tuple[float, tuple[str, ...]]:
     """Seconds of a step, and assumptions."""
-    found = estimate(name)
+    found = estimate(plan)
     return found.step_time, tuple(found.assumptions)
 
 
 @pytest.mark.parametrize(
     "rest", some_slow(("", "compile { blocks.* = aot_eager }"), "compile { blocks.* = aot_eager }")
 )
-def test_functions_that_the_model_compiles_run_operator_by_operator(
-    rest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_functions_that_the_model_compiles_run_operator_by_operator(rest: str, tmp_path: Path):
     name = f"compiles_itself_{len(rest)}"
     (tmp_path / f"{name}.py").write_text(COMPILED)
-    monkeypatch.chdir(tmp_path)
     times = []
     for compiled in ("true", "false"):
-        Path("calling.plan").write_text(CALLING.format(name, compiled, rest))
-        seconds, assumed = in_a_fork(estimated, "calling.plan")
+        plan = tmp_path / f"calling_{compiled}.plan"
+        plan.write_text(CALLING.format(name, compiled, rest))
+        seconds, assumed = in_the_simulator(estimated, plan)
         times.append(seconds)
         assert [line.startswith("functions that the model itself compiles") for line in assumed][-1:] == [
             compiled == "true"

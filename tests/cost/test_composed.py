@@ -20,11 +20,11 @@ attention flash
 """
 WAYS = {
     "sharded": (
-        24, 1,
+        12, 1,
         "batch (global = 64, micro = 1, seq_len = 2048)\nmesh (dp_shard = 8)\nfsdp blocks on dp_shard\n",
     ),
     "last layers gathered beside the last block but one": (
-        24, 1,
+        12, 1,
         "batch (global = 64, micro = 2, seq_len = 8192)\nmesh (dp_shard = 8)\nfsdp on dp_shard {\n"
         "  layers.* = unit(reshard = after_backward)\n  {norm, output} = unit\n  root = unit\n}\n",
     ),

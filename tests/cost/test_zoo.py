@@ -103,7 +103,7 @@ def compared(kernels: list[tuple[str, tuple[tuple[int, ...], ...]]]) -> list[tup
     return [item for item in kernels if item[0] not in ELSEWHERE]
 
 
-@pytest.mark.parametrize("name", slow_but(MODELS, "t5", "bart"))
+@pytest.mark.parametrize("name", slow_but(MODELS, "bart"))
 def test_kernels_equal_a_real_step(name: str) -> None:
     real = compared(in_the_simulator(real_kernels, name))
     assert compared(in_the_simulator(captured_kernels, name)) == real

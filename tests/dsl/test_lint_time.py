@@ -108,7 +108,7 @@ def test_lint_time_is_linear_in_the_length_of_a_plan(statements: Callable[[int],
         return calls_of_lint("\n".join([FREE_DIMENSIONS, *statements(count)]))
 
     calls(2)
-    assert calls(400) < 5 * calls(100)
+    assert calls(240) < 5 * calls(60)
 
 
 def test_lint_time_is_linear_in_the_number_of_blocks_and_of_rules_for_their_parameters():

@@ -111,7 +111,7 @@ def test_dir_lists_the_api_without_importing_it():
 
 SMALL = """plan small
 
-model   llama3("tiny")
+model   llama3("tiny", n_layers = 1)
 cluster cpu
 batch   (global = 2, micro = 2, seq_len = 16)
 mesh    (dp_shard = 1)
@@ -184,7 +184,7 @@ class Net(nn.Module):
 def test_verify_leaves_out_the_dropout_that_a_forward_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "dropping.py").write_text(DROPPING, encoding="utf-8")
     path = tmp_path / "small.plan"
-    path.write_text(SMALL.replace('llama3("tiny")', 'python("dropping:Net")'), encoding="utf-8")
+    path.write_text(SMALL.replace('llama3("tiny", n_layers = 1)', 'python("dropping:Net")'), encoding="utf-8")
     monkeypatch.setattr(verify_room, "run", lambda *given, **options: given)
     [prepared] = legoai.verify(path)
     [job, _] = verify_room.jobs_of(prepared, directory=tmp_path, steps=1, folder=tmp_path).values()

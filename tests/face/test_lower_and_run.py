@@ -56,7 +56,8 @@ def test_program_says_how_to_start_its_own_file(name: str, shown: str | None, ca
 
 def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 1, "the plan has no graph"
-    traced = GOOD.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"
+    few = GOOD.replace('"tiny"', '"tiny", n_layers = 2')
+    traced = few.replace("on dp_shard", "on dp_shard (backend = graph)") + "comm (reorder = true)\nloss eager\n"
     Path("traced.plan").write_text(traced, encoding="utf-8")
     call = [sys.executable, "-m", "legoai", "lower", "traced.plan", "-o", "traced.py", "--dump-graphs", "graphs"]
     done = subprocess.run(call, capture_output=True, text=True, check=False)

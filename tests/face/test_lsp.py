@@ -23,13 +23,15 @@ def test_costs_are_shown_at_their_lines(here: Path):
     """By the real command, whose folder is not that of the server."""
     (here / "plans").mkdir()
     path = here / "plans" / "small.plan"
-    path.write_text(GOOD + "require step_time <= 1ms\n", encoding="utf-8")
+    model = 'model   llama3("tiny", n_layers = 1)'
+    text = GOOD.replace('model   llama3("tiny")', model)
+    path.write_text(text + "require step_time <= 1ms\n", encoding="utf-8")
     opened = document(path)
     costs = asyncio.run(costs_of(opened, cost_command(path, factories=False)))
     shown = {item.position.line: str(item.label) for item in hints(opened, costs, 0, 99)}
-    lines = GOOD.split("\n")
+    lines = text.split("\n")
     assert "a step" in shown[0] and "MFU" in shown[0]
-    assert "of kernels" in shown[lines.index('model   llama3("tiny")')]
+    assert "of kernels" in shown[lines.index(model)]
     assert "of communication" in shown[lines.index("fsdp on dp_shard { layers.* = unit }")]
     assert shown[len(lines) - 1].endswith(", violated")
 

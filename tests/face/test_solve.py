@@ -15,6 +15,7 @@ from legoai.api import solved
 from legoai.commands import solve as solve_command
 from legoai.cost.search.solve import Solution
 from support.command_line import called, here
+from support.forked_commands import forked
 from support.marks import NEEDS_SOLVER
 
 __all__ = ["here"]
@@ -79,11 +80,7 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert "top" not in found
 
     # The figure equals that of `legoai cost` for the written plan.
-    # In its own process: one that has simulated cannot be forked, as other tests do.
-    done = subprocess.run(
-        [sys.executable, "-m", "legoai", "cost", "open.plan", "--json"], capture_output=True, text=True, check=True
-    )
-    cost = json.loads(done.stdout)
+    cost = json.loads(forked("cost", "open.plan", "--json").stdout)
     assert cost["step_time_s"] == found["objective"]["value"]
     assert cost["plan"]["hash"] == legoai.load("open.plan").digest
 

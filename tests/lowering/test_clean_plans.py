@@ -111,7 +111,7 @@ def meaning(analysis: Analysis) -> list[object]:
     return found
 
 
-@drawing(40)
+@drawing(25)
 @given(drawn_plans(), st.data())
 def test_clean_plan_lowers_and_drops_nothing(plan: DrawnPlan, data: st.DataObject):
     check(plan, lambda parts: data.draw(st.sampled_from(parts)))

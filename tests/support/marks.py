@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,13 @@ def slow_but(values: Iterable[Any], *quick: Any) -> list[Any]:
     found = list(values)
     assert all(one in found for one in quick), quick
     return some_slow(found, *(one for one in found if one not in quick))
+
+
+def slow_but_longest(paths: Iterable[Path]) -> list[Any]:
+    """Files as parameters, all marked slow but the longest one of each folder."""
+    found = list(paths)
+    longest = {path.parent: path for path in sorted(found, key=lambda path: path.stat().st_size)}
+    return slow_but(found, *longest.values())
 
 
 _SOLVERS = all(find_spec(name) is not None for name in ("pulp", "highspy"))

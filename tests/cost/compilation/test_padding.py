@@ -10,6 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from legoai.cost.compilation.padding import pad_products
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.specs.cluster import device
+from support.marks import slow_but
 
 aten = torch.ops.aten
 
@@ -34,7 +35,7 @@ def count(graph: fx.GraphModule, target: object) -> int:
 
 
 # The smallest that an A100 is bound by arithmetic for: a processor takes seconds for products that an H100 is.
-@pytest.mark.parametrize("sizes", [(512, 511, 512), (512, 512, 511), (509, 510, 511)])
+@pytest.mark.parametrize("sizes", slow_but([(512, 511, 512), (512, 512, 511), (509, 510, 511)], (509, 510, 511)))
 @pytest.mark.parametrize("kind", ["mm", "bmm", "addmm", "addmm by rows", "addmm of a matrix"])
 def test_padded_products_have_the_same_values(kind: str, sizes: tuple[int, int, int]):
     m, k, n = sizes

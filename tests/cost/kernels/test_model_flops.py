@@ -19,6 +19,7 @@ from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from support.drawn_plans import CONFIGS
+from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 
@@ -183,7 +184,7 @@ def of_mesh(model: str, micro: int, body: str) -> float:
     return estimate(lower(analysis), analysis.plan, analysis.manifest, directory=CONFIGS).model_flops
 
 
-@pytest.mark.parametrize("model", ['vit("tiny")', 'huggingface("mixtral.json")'])
+@pytest.mark.parametrize("model", some_slow(['vit("tiny")', 'huggingface("mixtral.json")'], 'vit("tiny")'))
 def test_work_that_ranks_of_tp_repeat_counts_once(model: str):
     alone = in_the_simulator(of_mesh, model, 2, "mesh (dp_shard = 4)")
     assert in_the_simulator(of_mesh, model, 4, "mesh (dp_shard = 2, tp = 2)\nshard standard on tp") == alone > 0

@@ -11,7 +11,7 @@ from support.simulator import in_the_simulator
 
 PLAN = """\
 plan offloaded
-model   llama3("tiny")
+model   llama3("tiny", n_layers = 2)
 cluster h100_sxm({cluster})
 batch   (global = 16, micro = 1, seq_len = 64)
 mesh    ({mesh})

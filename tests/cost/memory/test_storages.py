@@ -43,7 +43,13 @@ def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "name", some_slow(["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"], "fsdp", "one device")
+    "name",
+    some_slow(
+        ["fsdp", "fsdp, checkpointed", "one device", "one device, checkpointed"],
+        "fsdp",
+        "one device",
+        "one device, checkpointed",
+    ),
 )
 def test_peak_equals_the_torch_memory_tracker(name):
     trace = simulated.traced(name, micro_batches=1)

@@ -310,7 +310,10 @@ def test_recomputed_chunks_of_a_loss_are_caused_by_the_loss(checkpoint: str):
 
 @pytest.mark.parametrize(
     ("mesh", "axes"),
-    [("dp_shard = 8, ep = 4", "dp_shard"), ("dp_replicate = 2, dp_shard = 4, ep = 2", "dp_replicate, dp_shard")],
+    [
+        pytest.param("dp_shard = 8, ep = 4", "dp_shard", marks=pytest.mark.slow),
+        ("dp_replicate = 2, dp_shard = 4, ep = 2", "dp_replicate, dp_shard"),
+    ],
 )
 def test_units_of_experts_are_caused_by_fsdp(mesh: str, axes: str):
     text = EXPERTS.format(mesh=mesh, axes=axes) + "require step_time <= 1us\n"

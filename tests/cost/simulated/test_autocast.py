@@ -66,7 +66,10 @@ def real_step(options) -> list[tuple[str, tuple[str, ...]]]:
     return ops.seen
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpoint": True}], ids=["plain", "checkpointed"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, id="plain", marks=pytest.mark.slow), pytest.param({"checkpoint": True}, id="checkpointed")],
+)
 def test_autocast_operators_and_dtypes_equal_a_real_run(options, gloo):
     real = gloo(1)(real_step, options)[0]
     trace = traced("cpu", **options)

@@ -53,7 +53,7 @@ ROTATIONS = ("alltoall", "allgather", "heads, balance = none")
     ("name", "kernel"),
     [
         ("h100_sxm", "cudnn"),
-        ("a100_sxm80", "flash"),
+        pytest.param("a100_sxm80", "flash", marks=pytest.mark.slow),
         ("cpu", "flash_attention_for_cpu"),
         pytest.param("h200", "cudnn", marks=pytest.mark.slow),
         pytest.param("b200", "cudnn", marks=pytest.mark.slow),

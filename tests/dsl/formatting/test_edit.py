@@ -149,7 +149,7 @@ def test_unknown_gap_is_written_as_unknown():
 
 
 @given(some.plans, st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 def test_answers_change_nothing_but_the_holes(plan: tree.PlanFile, data: st.DataObject):
     file = read_plan(format_plan(plan))
     found = list(holes(file))

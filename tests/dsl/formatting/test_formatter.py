@@ -33,7 +33,7 @@ def formatted(text: str) -> str:
 
 
 @given(some.plans)
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_printing_and_parsing_round_trip(plan: tree.PlanFile):
     text = format_plan(plan)
     parsed = parse(text, "t.plan")
@@ -74,7 +74,7 @@ def test_comments_and_blank_lines_anywhere_are_kept(plan: tree.PlanFile, chance:
 
 
 @given(some.texts)
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_any_text_is_formatted_or_gives_diagnostics(text: str):
     result = format_text(text, "t.plan")
     assert (result.text is None) == bool(result.diagnostics)

@@ -14,8 +14,9 @@ from legoai.dsl.formatting.idle import expand_meant
 from legoai.dsl.frontend.sources import read_base
 from legoai.dsl.lint import Linted, lint
 from support import TESTS, VALID_PLANS, WORKED_PLANS
+from support.marks import slow_but_longest
 
-PLANS = [*WORKED_PLANS, *VALID_PLANS, *sorted(TESTS.glob("dsl/invalid/LP*/*.plan"))]
+PLANS = [*WORKED_PLANS, *VALID_PLANS, *slow_but_longest(sorted(TESTS.glob("dsl/invalid/LP*/*.plan")))]
 MODEL = 'plan a\nmodel llama3("tiny")\n'
 HEAD = MODEL + "cluster h100_sxm(devices = {devices})\nbatch (global = 16, micro = 1, seq_len = 64)\n"
 TAIL = "precision (param = fp32, master = fp32)\noptimizer adamw(lr = 1e-3, fused = false)\n"

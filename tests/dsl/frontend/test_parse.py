@@ -213,7 +213,7 @@ clip (norm = 1)
 
 class TestSpans:
     @given(some.plans)
-    @settings(max_examples=50)
+    @settings(max_examples=25)
     def test_every_node_span_reparses_to_the_node(self, plan: tree.PlanFile):
         text = format_plan(plan)
         for node in every_node(parse(text, "t.plan")):
@@ -257,7 +257,7 @@ class TestSpans:
 
 
 @given(st.data())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_truncated_text_parses_up_to_the_cut(data: st.DataObject):
     text = format_plan(data.draw(some.plans))
     cut = data.draw(st.integers(0, len(text)))

@@ -15,6 +15,7 @@ from legoai.dsl.frontend.suppress import suppressions
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from support import ROOT
+from support.marks import slow_but_longest
 
 HEAD = 'plan a\nmodel llama3("tiny")\ncluster cpu(devices = 1)\nbatch (global = 4, micro = 1, seq_len = 64)\n'
 
@@ -143,7 +144,9 @@ WITHOUT = (*suppress.NEVER_ACCEPTED, UnusedSuppression.code, MalformedSuppressio
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in sorted(INVALID.glob("LP[3-9]*/*.plan")) if not path.parent.name.startswith(WITHOUT)],
+    slow_but_longest(
+        path for path in sorted(INVALID.glob("LP[3-9]*/*.plan")) if not path.parent.name.startswith(WITHOUT)
+    ),
     ids=lambda path: path.stem,
 )
 def test_formatting_keeps_suppressions_effective(path: Path):

@@ -54,7 +54,7 @@ LINES = st.builds(
 
 
 @settings(max_examples=10)
-@given(st.lists(LINES, min_size=40, max_size=80))
+@given(st.lists(LINES, min_size=15, max_size=30))
 def test_written_code_is_already_formatted(tmp_path_factory, lines: list[Line]):
     writer = Writer()
     for number, line in enumerate(lines):

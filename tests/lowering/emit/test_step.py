@@ -185,7 +185,7 @@ RESHARDED = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but(RESHARDED, "reduced once", "zero bubble"))
+@pytest.mark.parametrize("name", slow_but(RESHARDED, "zero bubble"))
 def test_parameters_are_resharded_after_the_optimizer_step(name: str, gloo):
     """Remaining unsharded parameters would be those of the previous step; the program frees them."""
     assert gloo(2)(unsharded_after_a_step, lowered(f"{BATCH}{RESHARDED[name]}").text) == [0, 0]

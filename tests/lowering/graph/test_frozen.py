@@ -44,9 +44,10 @@ PAIRS = [(kind, way) for kind in KINDS for way in WAYS if kind != "tied" or "sta
 """Tied parameters lie on one stage."""
 
 
-def of_frozen(kind: str) -> str:
+def of_frozen(kind: str, blocks: int = 2) -> str:
     """The head of a plan for a model of which a part is frozen."""
-    return HEAD.replace('llama3("tiny")', f'python("support.frozen_models:partly", kind = "{kind}")')
+    model = f'python("support.frozen_models:partly", kind = "{kind}", depth = {blocks})'
+    return HEAD.replace('llama3("tiny")', model)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def of_frozen(kind: str) -> str:
 def test_backends_agree_bitwise(pair: tuple[str, str], gloo, tmp_path: Path):
     kind, way = pair
     body, comm = WAYS[way]
-    agree(gloo, tmp_path, of_frozen(kind), body, comm)
+    agree(gloo, tmp_path, of_frozen(kind, 4 if "split" in way else 2), body, comm)
 
 
 def simulated(kind: str, backend: str) -> tuple[int, int, list[tuple[int, int]]]:

@@ -51,21 +51,21 @@ def saved(out: Path) -> list[dict[str, Any]]:
 def test_asynchronous_checkpoint_equals_a_synchronous_one(gloo, data, tmp_path):
     pool, kinds = gloo(2), {"waited": False, "beside": True}
     losses = {
-        name: pool(fit, steps=3, data=data, out=tmp_path / name, save_every=1, save_async=kind, keep=0)
+        name: pool(fit, steps=2, data=data, out=tmp_path / name, save_every=1, save_async=kind, keep=0)
         for name, kind in kinds.items()
     }
     assert losses["beside"] == losses["waited"]
-    for step in range(1, 4):
+    for step in (1, 2):
         one, other = (pool(tensors, tmp_path / name / "checkpoints" / f"step-{step}") for name in kinds)
         for mine, theirs in zip(one, other, strict=True):
             assert mine.keys() == theirs.keys()
             assert all(torch.equal(mine[name], theirs[name]) for name in mine)
     events = saved(tmp_path / "beside")
-    assert [event["step"] for event in events] == [1, 2, 3]
+    assert [event["step"] for event in events] == [1, 2]
     assert all(0.0 < event["waited"] < event["seconds"] for event in events)
-    assert pool(verified_meta, tmp_path / "beside" / "checkpoints" / "step-3")[0].samples > 0
-    assert pool(fit, steps=4, data=data, out=tmp_path / "beside") == pool(
-        fit, steps=4, data=data, out=tmp_path / "waited"
+    assert pool(verified_meta, tmp_path / "beside" / "checkpoints" / "step-2")[0].samples > 0
+    assert pool(fit, steps=3, data=data, out=tmp_path / "beside") == pool(
+        fit, steps=3, data=data, out=tmp_path / "waited"
     )
 
 

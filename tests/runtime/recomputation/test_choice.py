@@ -11,7 +11,7 @@ from legoai.runtime.errors import RunError
 from legoai.runtime.linear_program import SolverFailedError
 from legoai.runtime.recomputation import choice as recompute_choice
 from legoai.runtime.recomputation.choice import Item, choose
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, some_slow
 
 Items = tuple[Item, ...]
 
@@ -56,7 +56,7 @@ def test_greedy_and_knapsack_are_bounded_by_brute_force(tens: int):
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize("tens", range(20))
+@pytest.mark.parametrize("tens", some_slow(range(20), *range(8, 20)))
 def test_integer_program_equals_brute_force(tens: int, monkeypatch: pytest.MonkeyPatch):
     # Else the better of the other two methods would stand in for it.
     monkeypatch.setattr(recompute_choice, "_greedy", lambda *_: frozenset())

@@ -10,7 +10,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -164,30 +164,34 @@ def follow(
                 drawn = tuple(name for name, state in states_of_generators().items() if before.get(name) != state)
                 reads = reads_of(model)
                 unfit = None if reads is None else unfit_result(reads, inputs, result)
-                changes, mixed = _in_half_precision(model, inputs, in_place.changes)
-                by_sizes, counted = _of_sizes(model, inputs, noted, shapes, places)
-                return Followed(
-                    calls=recorder.calls,
-                    shapes=by_sizes,
-                    counted_steps={
-                        path: counted_dims(counted, call.made) for path, call in recorder.calls.items() if counted
-                    },
-                    updated=updated.names,
-                    updated_unsaved=updated.unsaved,
-                    changed_parameters=changed.by_module,
-                    pieces=pieces_of_sequences(model, inputs, routed),
-                    changes=changes,
-                    mixed_dtypes=mixed,
-                    result_uses=_result_uses(model, inputs, result, recorder.linear_results),
-                    unfit=unfit,
-                    plain_tensors=tuple(plain.read),
-                    attribute_reads=_attribute_reads(model, inputs, around),
-                    step_changes=step_changes(model, inputs) if steps and unfit is None else None,
-                    assigned=assigned.by_module,
-                    sparse_gradients=sparse.names,
-                    host_draws=draws_of(model, inputs, drawn) if drawn else None,
-                    calls_compiled=bool(compiled),
-                )
+                # What is compiled is known now. Each mode below would let it be compiled anew, for seconds.
+                with compiled_run_eagerly(lambda: None):
+                    changes, mixed = _in_half_precision(model, inputs, in_place.changes)
+                    by_sizes, counted = _of_sizes(model, inputs, noted, shapes, places)
+                    found = Followed(
+                        calls=recorder.calls,
+                        shapes=by_sizes,
+                        counted_steps={
+                            path: counted_dims(counted, call.made) for path, call in recorder.calls.items() if counted
+                        },
+                        updated=updated.names,
+                        updated_unsaved=updated.unsaved,
+                        changed_parameters=changed.by_module,
+                        pieces=pieces_of_sequences(model, inputs, routed),
+                        changes=changes,
+                        mixed_dtypes=mixed,
+                        result_uses=_result_uses(model, inputs, result, recorder.linear_results),
+                        unfit=unfit,
+                        plain_tensors=tuple(plain.read),
+                        attribute_reads=_attribute_reads(model, inputs, around),
+                        assigned=assigned.by_module,
+                        sparse_gradients=sparse.names,
+                        host_draws=draws_of(model, inputs, drawn) if drawn else None,
+                        calls_compiled=bool(compiled),
+                    )
+                if not steps or unfit is not None:
+                    return found
+                return replace(found, step_changes=step_changes(model, inputs))
             except Exception as raised:
                 failing_module.note(raised)
                 errors.setdefault(sizes, raised)

@@ -120,7 +120,7 @@ def standard(options: str) -> object:
     return styles_of(analysis)
 
 
-@pytest.mark.parametrize("form", slow_but(FORMS, "sequence, loss_parallel", ""))
+@pytest.mark.parametrize("form", slow_but(FORMS, "sequence, loss_parallel"))
 def test_best_form_of_the_standard_layout_is_found(form: str):
     """Whatever the program ignores, no form of the standard layout is better than the solution."""
     costs = {standard(other): (2.0 if other == form else 3.0, 0.0) for other in FORMS}

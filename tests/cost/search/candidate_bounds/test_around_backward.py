@@ -62,7 +62,7 @@ def peaks(reshard: str, treatment: str, batch: int) -> tuple[float, int, UnitsIn
 @pytest.mark.parametrize(
     ("reshard", "treatment"),
     [
-        ("after_forward", "full"),
+        pytest.param("after_forward", "full", marks=pytest.mark.slow),
         ("after_forward", SELECTIVE),
         pytest.param("after_backward", "full", marks=pytest.mark.slow),
         pytest.param("after_forward", "selective([attention])", marks=pytest.mark.slow),

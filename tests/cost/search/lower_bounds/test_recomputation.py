@@ -13,6 +13,7 @@ from legoai.cost.search.lower_bounds.shared_work import work_of_micro_batch
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.marks import some_slow
 from support.simulator import in_the_simulator
 
 LLAMA = 'model llama3("1b", n_layers = 4, tie_embeddings = false)'
@@ -44,7 +45,7 @@ def recomputed(model: str, treatment: str) -> tuple[float, float]:
     return sum(BoundsOf()._again(analysis).values()), work_of_micro_batch(found, analysis.manifest).recomputed
 
 
-@pytest.mark.parametrize("model", [LLAMA, GPT2])
+@pytest.mark.parametrize("model", some_slow([LLAMA, GPT2], GPT2))
 def test_alternate_products_bound_is_below_the_simulation(model: str):
     least, simulated = in_the_simulator(recomputed, model, "selective([attention, alternate_matmul])")
     assert 0.4 * simulated < least <= simulated

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from legoai.cost.search.memory.program import Division, MemoryProblem, Offloading, Pair, PairCosts
-from support.marks import NEEDS_SOLVER
+from support.marks import NEEDS_SOLVER, some_slow
 
 
 def drawn(seed: int) -> MemoryProblem:
@@ -105,7 +105,7 @@ def followed(problem: MemoryProblem, of_block: list[Pair], way: int) -> tuple[fl
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize("tens", range(25))
+@pytest.mark.parametrize("tens", some_slow(range(25), *range(8, 25)))
 def test_memory_program_equals_brute_force(tens: int):
     for seed in range(10 * tens, 10 * tens + 10):
         problem = drawn(seed)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from support.marks import some_slow
 from support.rule_plans import codes, diagnostics, message
 
 LLAMA = {
@@ -205,7 +206,7 @@ BEHIND = "embed = rowwise(input = replicate)\nplaces = outputs(from = replicate,
 BEFORE = "embed = rowwise(input = replicate, output = shard(1))"
 
 
-@pytest.mark.parametrize("angles", [COUNTED_ANGLES, CUT_ANGLES])
+@pytest.mark.parametrize("angles", some_slow([COUNTED_ANGLES, CUT_ANGLES], COUNTED_ANGLES))
 @pytest.mark.parametrize(
     ("embedded", "placed", "found"),
     [

@@ -15,7 +15,7 @@ from legoai.lowering.program import lower
 from legoai.runtime import RecomputeWithin
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from support.marks import NEEDS_SOLVER, some_slow
-from support.meshed import TRAINING, UNITS, text_of
+from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
 from support.operator_calls import Calls
 from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
@@ -78,10 +78,10 @@ def counted(text: str, data: str) -> Counter[str]:
 
 def test_only_unsaved_operators_are_recomputed(gloo, data):
     def counts(rules: str) -> Counter[str]:
-        return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}"), data)[0]
+        return gloo(1)(counted, text_of(f"{PLAIN_DOUBLE}checkpoint {{ {rules} }}", TWO_BLOCKS), data)[0]
 
     attention = "_scaled_dot_product_flash_attention_for_cpu"
-    micro_batches, layers = 2, 4
+    micro_batches, layers = 2, 2
     blocks = STEPS * micro_batches * layers
     none, full = counts("layers.* = none"), counts("layers.* = full")
     assert full[attention] - none[attention] == blocks

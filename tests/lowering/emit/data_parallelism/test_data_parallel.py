@@ -197,10 +197,10 @@ def test_units_gather_and_reduce_as_often_as_planned(gloo, data):
     def counts(reshard: str, reduce: str) -> Counter[str]:
         units = f"{{ layers.* = unit(reshard = {reshard}), root = unit(reshard = {reshard}) }}"
         body = f"mesh (dp_shard = 2)\nfsdp on dp_shard {units}\ncomm (reduce = {reduce})\n{DOUBLE}"
-        head = HEAD.replace("devices = 4", "devices = 2")
+        head = HEAD.replace("devices = 4", "devices = 2").replace('"tiny"', '"tiny", n_layers = 2')
         return gloo(2)(collectives, text_of(body, head), data)[0]
 
-    units, micro_batches, steps = 5, 2, 2
+    units, micro_batches, steps = 3, 2, 2
     every = counts("after_forward", "every_micro_batch")
     assert every["_allgather_base_"] == 2 * units * micro_batches * steps
     assert every["_reduce_scatter_base_"] == units * micro_batches * steps

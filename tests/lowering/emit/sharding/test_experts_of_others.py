@@ -67,7 +67,10 @@ def test_expert_parallelism_equals_one_process(gloo, data):
             assert_close(result, wanted, TOLERANCE)
 
 
-@pytest.mark.parametrize("experts", [4, 2], ids=["shards of experts", "shards of their rows"])
+@pytest.mark.parametrize(
+    "experts",
+    [pytest.param(4, id="shards of experts", marks=pytest.mark.slow), pytest.param(2, id="shards of their rows")],
+)
 def test_experts_of_gpt_oss_equal_one_process(gloo, data, tmp_path: Path, experts: int):
     (tmp_path / "gpt_oss.json").write_text(json.dumps({**GPT_OSS, "num_local_experts": experts}))
     one = program(plan("gpt_oss", "precision (master = fp64, param = fp64)\n", ranks=1), tmp_path)
@@ -96,7 +99,7 @@ def test_capacity_drops_equal_tokens_on_one_and_four_ranks(gloo, data):
         assert_close(result, alone, TOLERANCE)
 
 
-@pytest.mark.parametrize("family", some_slow(FAMILIES, "qwen3_moe"))
+@pytest.mark.parametrize("family", some_slow(FAMILIES, "qwen3_moe", "deepseek_v3"))
 def test_verification_multiplies_in_fp64_without_grouped_products(family: str):
     body = EXPERTS.replace("EP", "2").replace("precision (master = fp64, param = fp64, reduce = fp64)\n", "")
     found = linted(plan(family, body, ranks=4, options=""))

@@ -35,7 +35,8 @@ def test_two_and_four_stages_equal_one_process(schedule: str, gloo, data, unstag
 
 
 @pytest.mark.parametrize(
-    "schedule", some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B", "InterleavedZeroBubble", "Interleaved1F1B")
+    "schedule",
+    some_slow(SCHEDULES, "GPipe", "LoopedBFS", "1F1B", "InterleavedZeroBubble", "Interleaved1F1B", "DualPipeV"),
 )
 def test_sharded_stages_equal_one_process(schedule: str, gloo, data, unstaged):
     text = text_of(f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = {schedule})\n{DOUBLE}")
@@ -193,7 +194,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("model", some_slow(MODELS, "gpt2"))
+@pytest.mark.parametrize("model", some_slow(MODELS, "gpt2", "llama3"))
 def test_every_language_model_in_stages_equals_one_process(model: str, gloo, data):
     head = HEAD.replace('llama3("tiny")', MODELS[model])
     [one] = gloo(1)(train, text_of(PLAIN_DOUBLE, head), data)

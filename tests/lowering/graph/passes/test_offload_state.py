@@ -26,6 +26,7 @@ from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, manifest_of, resolve
 from support.simulator import in_the_simulator
 from support.step_graphs import BODY, after_each_pass
 
+SMALL = HEAD.replace('"tiny"', '"tiny", n_layers = 2')
 BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")
 
 
@@ -101,12 +102,12 @@ def fragments_of(graph: StepGraph) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("body", "world"),
     [
-        pytest.param(HEAD + BODY, 2, marks=pytest.mark.slow),
-        (HEAD + BODY.replace("global = 8", "global = 12").replace("= 2)", "= 3)"), 3),  # divides no parameter
+        pytest.param(SMALL + BODY, 2, marks=pytest.mark.slow),
+        (SMALL + BODY.replace("global = 8", "global = 12").replace("= 2)", "= 3)"), 3),  # divides no parameter
         pytest.param(
-            HEAD + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4, marks=pytest.mark.slow
+            SMALL + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4, marks=pytest.mark.slow
         ),
-        (HEAD.replace('llama3("tiny")', 'mixtral("tiny")') + EXPERTS, 4),
+        (SMALL.replace("llama3", "mixtral") + EXPERTS, 4),
     ],
 )
 def test_lint_counts_the_state_that_a_pass_moves(body: str, world: int):

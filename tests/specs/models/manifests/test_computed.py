@@ -118,7 +118,7 @@ DRAWN |= {"gpt2": gpts(), "gpt3": gpts()}
 
 @pytest.mark.parametrize("family", slow_but(FAMILIES, "mixtral", "vit"))
 def test_computed_manifest_of_random_dimensions_equals_inspection(family):
-    @settings(max_examples=6, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3, suppress_health_check=list(HealthCheck))
     @given(DRAWN[family])
     def check(arguments: dict) -> None:
         assert_computed_as_inspected(ModelSource(kind="builtin", target=family, arguments=arguments))

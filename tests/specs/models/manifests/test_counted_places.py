@@ -58,7 +58,7 @@ class Net(nn.Module):
         self.embed, self.head, self.placed = nn.Embedding(256, WIDTH), nn.Linear(WIDTH, 256), placed
         self.wpe = nn.Embedding(LONGEST, WIDTH)
         self.register_buffer("sines", torch.zeros(LONGEST, WIDTH), persistent=False)
-        self.layers = nn.ModuleList(Block(angles) for _ in range(2))
+        self.layers = nn.ModuleList([Block(angles)])
 
     def forward(self, tokens, positions=None):
         x = self.embed(tokens)
