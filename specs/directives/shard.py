@@ -54,7 +54,10 @@ class Rowwise(Treatment):
 
 
 class SequenceStyle(Treatment):
-    """Runs a norm or dropout on a sequence in pieces (`SequenceParallel`); its parameters are replicated."""
+    """Runs a norm, dropout or a whole linear layer on a sequence in pieces (`SequenceParallel`).
+
+    Its parameters are replicated, and their gradients summed over the ranks.
+    """
 
     name: ClassVar[str] = "sequence"
 
@@ -152,6 +155,14 @@ class Experts(Treatment):
             "None drops nothing."
         ),
         default=None,
+    )
+    across_tp: bool = option(
+        Boolean(),
+        doc=(
+            "Different experts on the ranks of `tp` too, which `ep` groups beside those of `dp_shard` and `cp`: each "
+            "sends the tokens of its own piece of the sequence."
+        ),
+        default=False,
     )
 
 
