@@ -201,6 +201,14 @@ class Standard(Treatment):
         doc="With `sequence`, `overlap = backward` for all that gathers an input of `colwise` layers.",
         default=False,
     )
+    across_tp: bool = option(
+        Boolean(),
+        doc=(
+            "On `ep`: `experts(across_tp = true)`. On `tp`, with `sequence`: mixtures that take a piece of the "
+            "sequence each, as such experts need."
+        ),
+        default=False,
+    )
 
 
 class Shard(Directive):
