@@ -99,6 +99,7 @@ _WHOLE: Final = "inputs(from = shard(1), to = replicate)"
 _WHOLE_LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
 _PIECES: Final = "inputs(from = shard(1), to = shard(1), local = true, then = outputs(from = shard(1), to = shard(1)))"
+_ROWS: Final = "sequence(dim = 0, local = true)"
 _GATHERING: Final = "colwise(input = shard(1)"
 """Prefix of the treatment of a layer that gathers its own input."""
 
@@ -145,6 +146,22 @@ def _pair(holder: str, inner: str, last: str) -> tuple[LayoutRule, ...]:
     )
 
 
+def _mixture(holder: str, *inside: str) -> tuple[LayoutRule, ...]:
+    """A mixture of experts: the whole sequence, or a piece of it, of which layers inside take the tokens as rows."""
+    return (
+        LayoutRule(holder, _LOCAL, sequence=True, across_tp=False),
+        LayoutRule(holder, _PIECES, sequence=True, across_tp=True),
+        *(LayoutRule(f"{holder}.{name}", _ROWS, sequence=True, across_tp=True) for name in inside),
+    )
+
+
+def _experts(path: str) -> tuple[LayoutRule, ...]:
+    return (
+        LayoutRule(path, "experts", across_tp=False),
+        LayoutRule(path, "experts(across_tp = true)", across_tp=True),
+    )
+
+
 def _norms(path: str) -> tuple[LayoutRule, ...]:
     return (LayoutRule(path, "sequence", sequence=True),)
 
@@ -171,15 +188,6 @@ _GPT: Final = StandardLayouts(
     ),
 )
 
-_MIXTURE_OF_OURS: Final = (
-    LayoutRule("layers.*.feed_forward", _LOCAL, sequence=True, across_tp=False),
-    LayoutRule("layers.*.feed_forward", _PIECES, sequence=True, across_tp=True),
-    LayoutRule("layers.*.feed_forward.router", "sequence(dim = 0, local = true)", sequence=True, across_tp=True),
-)
-_EXPERTS_OF_OURS: Final = (
-    LayoutRule("layers.*.feed_forward.experts", "experts", across_tp=False),
-    LayoutRule("layers.*.feed_forward.experts", "experts(across_tp = true)", across_tp=True),
-)
 
 BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "llama3": StandardLayouts(blocks="layers.*", tp=(*_DECODER, *_part("layers.*.feed_forward", "{w1, w3}", "w2"))),
@@ -187,8 +195,8 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "gpt3": _GPT,
     "mixtral": StandardLayouts(
         blocks="layers.*",
-        tp=(*_DECODER, *_MIXTURE_OF_OURS),
-        ep=_EXPERTS_OF_OURS,
+        tp=(*_DECODER, *_mixture("layers.*.feed_forward", "router")),
+        ep=_experts("layers.*.feed_forward.experts"),
     ),
     "deepseek": StandardLayouts(
         blocks="layers.*",
@@ -204,13 +212,13 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
             LayoutRule("layers.*.attention.k_rope", "shared"),
             LayoutRule("layers.*.attention.wo", "rowwise", sequence=False),
             LayoutRule("layers.*.attention.wo", "rowwise(output = shard(1))", sequence=True),
-            *_MIXTURE_OF_OURS,
+            *_mixture("layers.*.feed_forward", "router"),
             LayoutRule(
                 "layers.*.feed_forward.shared.{w1, w2, w3}", "sequence(local = true)", sequence=True, across_tp=True
             ),
             *_part(f"layers.{DENSE}.feed_forward", "{w1, w3}", "w2"),
         ),
-        ep=_EXPERTS_OF_OURS,
+        ep=_experts("layers.*.feed_forward.experts"),
     ),
     "vit": StandardLayouts(
         blocks="layers.*",
@@ -252,8 +260,8 @@ def _decoder_of_others(
 
 _SWIGLU: Final = _part("model.layers.*.mlp", "{gate_proj, up_proj}", "down_proj")
 _NORMS_OF_HEADS: Final = LayoutRule("model.layers.*.self_attn.{q_norm, k_norm}", "heads")
-_MIXTURE: Final = LayoutRule("model.layers.*.mlp", _LOCAL, sequence=True)
-_EXPERTS: Final = (LayoutRule("model.layers.*.mlp.experts", "experts"),)
+_MIXTURE: Final = _mixture("model.layers.*.mlp", "gate")
+_EXPERTS: Final = _experts("model.layers.*.mlp.experts")
 _DENSE_BLOCKS: Final = _part(f"model.layers.{DENSE}.mlp", "{gate_proj, up_proj}", "down_proj")
 
 _LLAMA: Final = StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(*_SWIGLU))
@@ -303,10 +311,19 @@ HUGGING_FACE: Final[Mapping[str, StandardLayouts]] = {
             LayoutRule("model.layers.*.self_attn.{q_layernorm, k_layernorm}", "heads", when="qk_layernorm"),
         ),
     ),
-    "mixtral": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE), ep=_EXPERTS),
-    "qwen2_moe": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), ep=_EXPERTS),
+    "mixtral": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(*_MIXTURE), ep=_EXPERTS),
+    "qwen2_moe": StandardLayouts(
+        blocks="model.layers.*",
+        tp=_decoder_of_others(
+            *_mixture(
+                "model.layers.*.mlp", "gate", "shared_expert.{gate_proj, up_proj, down_proj}", "shared_expert_gate"
+            ),
+            *_DENSE_BLOCKS,
+        ),
+        ep=_EXPERTS,
+    ),
     "qwen3_moe": StandardLayouts(
-        blocks="model.layers.*", tp=(*_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), _NORMS_OF_HEADS), ep=_EXPERTS
+        blocks="model.layers.*", tp=(*_decoder_of_others(*_MIXTURE, *_DENSE_BLOCKS), _NORMS_OF_HEADS), ep=_EXPERTS
     ),
     "deepseek_v3": StandardLayouts(
         blocks="model.layers.*",

@@ -234,8 +234,8 @@ class Propagation:
         self._note(layout)
         if info.kind == "norm" and got.moved and got.cuts_features and not got.wrapped:
             return self._find("norm_heads", info.path, got, rule=rule)
-        rank = got.rank if not got.moved else 2 if info.kind == "linear" else None  # at least rows of features
-        if info.kind in ("norm", "linear") and rank is not None and style.dim >= rank - 1:
+        rank = got.rank if not got.moved else None if info.kind == "norm" else 2  # at least rows of features
+        if info.parameters and rank is not None and style.dim >= rank - 1:
             return self._find("norm_dim", info.path, got, rule=rule, wanted=layout)
         self._arrives(info, rule, got, layout, written=False)
         return tensor_of(layout, got, Source(info.path, rule), wrapped=not style.local)
