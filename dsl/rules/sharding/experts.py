@@ -146,15 +146,15 @@ class ExpertsOfPieces(Check):
                 return
         for around, got in mixtures.items():
             inside = [path for path in manifest.modules if is_within(path, around)]
-            path = next((path for path in inside if manifest.modules[path].kind == "experts"), None)
-            if path is None or path in across or got.state != "shard" or got.cuts_features:
+            held = next((path for path in inside if manifest.modules[path].kind == "experts"), None)
+            if held is None or held in across or got.state != "shard" or got.cuts_features:
                 continue
             source = got.source.rule if got.source is not None else None
             shard = analysis.plan.shard_on("tp")
             assert shard is not None, "what arrives was cut on `tp`"
             yield self.at(
                 analysis.span_of(shard) if source is None else analysis.rule_span(source),
-                f"`{general(manifest, path)}` gets a piece of the sequence, `{got.describe()}`, and is alike on the "
+                f"`{general(manifest, held)}` gets a piece of the sequence, `{got.describe()}`, and is alike on the "
                 "ranks of `tp`: its weights would get the gradients of that piece",
                 label=f"leaves `{got.describe()}`",
                 help=[
@@ -181,8 +181,9 @@ class ExpertsOfPieces(Check):
             f"`across_tp` sends the tokens of each rank's piece of the sequence, and `{around}` {problem}",
             label="experts across `tp`",
             help=[
-                f"write `{around} = inputs(from = {layout}, to = {layout}, local = true, then = outputs(from = "
-                f"{layout}, to = {layout}))` under `shard on tp`",
+                "write `shard standard on tp (sequence, across_tp)`, or "
+                f"`{around} = inputs(from = {layout}, to = {layout}, local = true, then = outputs(from = {layout}, to = "
+                f"{layout}))`",
                 "or leave `across_tp` out: every rank of `tp` then has all experts of its group",
             ],
         )
