@@ -175,15 +175,14 @@ class ExpertsOfPieces(Check):
             problem = f"gets all tokens on each of the {analysis.plan.mesh.tp} ranks of `tp`"
         else:
             problem = "is not known to get a piece of the sequence"
-        layout = "shard(1)"
+        both = "from = shard(1), to = shard(1)"
         return self.at(
             rule.treatment.origin("across_tp").span or analysis.rule_span(rule),
             f"`across_tp` sends the tokens of each rank's piece of the sequence, and `{around}` {problem}",
             label="experts across `tp`",
             help=[
-                "write `shard standard on tp (sequence, across_tp)`, or "
-                f"`{around} = inputs(from = {layout}, to = {layout}, local = true, then = outputs(from = {layout}, to = "
-                f"{layout}))`",
+                f"write `shard standard on tp (sequence, across_tp)`, or `{around} = inputs({both}, local = true, "
+                f"then = outputs({both}))`",
                 "or leave `across_tp` out: every rank of `tp` then has all experts of its group",
             ],
         )
