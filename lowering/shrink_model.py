@@ -141,12 +141,13 @@ def _latent(config: DeepSeekConfig, sizes: Sizes) -> DeepSeekConfig:
     experts = experts_of(config.n_experts, sizes)
     groups = 2 if config.n_groups > 1 and experts % 2 == 0 and experts > 2 else 1
     top_groups = min(config.top_groups, groups)
-    blocks = config.n_layers if sizes.blocks is None else sizes.blocks
+    kept = range(config.n_layers) if sizes.kept is None else sizes.kept
+    dense = sum(index < config.n_dense_layers for index in kept)
     return replace(
         config,
         dim=dim,
-        n_layers=blocks,
-        n_dense_layers=min(config.n_dense_layers, blocks - 1),
+        n_layers=len(kept),
+        n_dense_layers=min(dense, len(kept) - 1),
         n_heads=heads,
         q_lora_rank=LATENT + 4 if config.q_lora_rank else 0,
         kv_lora_rank=LATENT,

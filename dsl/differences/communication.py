@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.parallelism.experts import groups_of_experts
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host, mesh_axes, replicating_axes, sharded_axes
 from legoai.specs.directives.hole import Undecided
 from legoai.specs.directives.mesh import AXES
@@ -69,8 +70,8 @@ def _groups(analysis: Analysis) -> Iterator[Group]:
     for axes in (*((axis,) for axis in used), *joined):
         yield _group(axes, along(axes), along(axis for axis in sizes if axis not in axes), per_host)
     if mesh.ep > 1:
-        # Neighbours among the ranks that shard parameters: see `legoai.runtime.parallelism.mesh.split_off_experts`.
-        shards = sharded_axes(analysis)
+        # Neighbours among the ranks that hold experts: see `legoai.runtime.parallelism.mesh.split_off_experts`.
+        shards = next(reversed(groups_of_experts(analysis)), ())
         ranks, others = along(shards), along(axis for axis in sizes if axis not in shards)
         starts = [first + start for start in others for first in ranks[:: mesh.ep]]
         yield _group(("ep",), ranks[: mesh.ep], starts, per_host)

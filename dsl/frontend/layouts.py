@@ -130,7 +130,7 @@ def _rules(
             statement.subject.span, problem, label="not for this model",
             help=["write the rules: `{ PATH = TREATMENT }`"],
         )  # fmt: skip
-    options = {name: bool(values.get(name)) for name in ("sequence", "loss_parallel", "overlap")}
+    options = {name: bool(values.get(name)) for name in ("sequence", "loss_parallel", "overlap", "across_tp")}
     chosen = known.on(axes[0], fields=fields, **options)
     return "\n".join(f"{rule.path} = {rule.treatment}" for rule in chosen)
 
@@ -140,15 +140,17 @@ def _problem(known: StandardLayouts, axis: str, values: Mapping[str, Any]) -> st
     problem, reason = None, None
     if not (known.tp if axis == "tp" else known.ep):
         problem, reason = f"the model has no standard layout on `{axis}`", known.reasons.get(axis)
-    elif axis == "ep" and values:
-        problem = "the standard layout on `ep` has no options"
-    elif axis == "tp":
+    elif axis == "ep" and values.keys() - {"across_tp"}:
+        problem = "the standard layout on `ep` has no option but `across_tp`"
+    else:
         lacking = next((name for name, value in values.items() if value and not known.has_form(name)), None)
         if lacking is not None:
             problem = f"the standard layout of this model has no form with `{lacking}`"
             reason = known.reasons.get(lacking if lacking != "overlap" else "sequence")
         elif values.get("overlap") and not values.get("sequence"):
             problem = "`overlap` needs `sequence`, without which nothing is gathered"
+        elif axis == "tp" and values.get("across_tp") and not values.get("sequence"):
+            problem = "`across_tp` needs `sequence`, without which a mixture takes all tokens"
     return f"{problem}: {reason}" if reason is not None else problem
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+from legoai.dsl.analysis.facts import listed
 from legoai.dsl.importing.draft import Draft
 from legoai.dsl.importing.keys import GROUPED, MOE
 from legoai.dsl.importing.precision import computes_in
@@ -11,6 +13,7 @@ from legoai.dsl.importing.precision import computes_in
 _EP: Final = "parallelism.expert_parallel_degree"
 _ETP: Final = "parallelism.expert_tensor_parallel_degree"
 _TP: Final = "parallelism.tensor_parallel_degree"
+_SEQUENCE: Final = "parallelism.enable_sequence_parallel"
 _TRAVEL: Final = "tokens travel by all-to-all of `torch.distributed`"
 _BESIDE: Final = {
     "parallelism.expert_parallel_comm_backend": _TRAVEL,
@@ -57,26 +60,56 @@ def check_experts(draft: Draft) -> None:
         )
 
 
+def crosses_tp(draft: Draft) -> bool:
+    """Whether different experts are on ranks of tensor parallelism too."""
+    config, tp = draft.config, draft.sizes["tp"]
+    apart = config.is_current or config[_ETP] != tp
+    return draft.flavour.has_experts and draft.ep > 1 and tp > 1 and apart
+
+
 def _check_ranks(draft: Draft) -> None:
-    """Report experts on ranks of `tp`, and a number of ranks that does not divide the others'."""
+    """Report experts that no plan divides so, and a number of ranks that does not divide the others'."""
     config, ep, tp = draft.config, draft.ep, draft.sizes["tp"]
-    etp = tp if config.is_current else config[_ETP]
-    if tp > 1:
-        if ep == 1 or (etp == tp and not config.is_current):
-            what = "divides the hidden layer of each expert over the ranks of tensor parallelism"
-        else:
-            what = "puts different experts on ranks of tensor parallelism too"
+    across = crosses_tp(draft)
+    if ep > 1 and not config.is_current and config[_ETP] not in (1, tp):
+        config.wrong(_ETP, f"TorchTitan takes 1 or the degree of tensor parallelism, which is {tp}")
+    elif tp > 1 and not across:
         config.wrong(
             _TP,
-            f"TorchTitan {what}, which no plan states",
-            "experts are on `ep`, which groups ranks of `dp_shard` and `cp`: choose a `tensor_parallel_degree` of 1, "
-            "or write the plan by hand",
+            "TorchTitan divides the hidden layer of each expert over the ranks of tensor parallelism, which no plan "
+            "states",
+            "put different experts on them, by an `expert_parallel_degree` that is a multiple of "
+            f"{tp}" + ("" if config.is_current else " and an `expert_tensor_parallel_degree` of 1"),
         )
-    elif ep > 1 and etp not in (1, tp):
-        config.wrong(_ETP, f"TorchTitan takes 1 or the degree of tensor parallelism, which is {tp}")
-    ranks = draft.sizes["dp_shard"] * draft.sizes["cp"]
-    if tp == 1 and ranks % ep:
-        config.wrong(_EP, f"{ep} ranks for experts do not divide the {ranks} of `dp_shard` and `cp`")
+    elif across and not has_pieces(draft):
+        config.wrong(
+            _SEQUENCE,
+            "experts on the ranks of tensor parallelism take pieces of the sequence, which there are none of here",
+            "leave out `enable_sequence_parallel = false`",
+        )
+    axes = ("dp_shard", "cp", "tp") if across else ("dp_shard", "cp")
+    ranks = math.prod(draft.sizes[axis] for axis in axes)
+    if (tp == 1 or across) and ranks % ep:
+        config.wrong(_EP, f"{ep} ranks for experts do not divide the {ranks} of {listed(axes)}")
+    elif across and ep % tp:
+        config.wrong(_EP, f"{ep} ranks for experts are no multiple of the {tp} of tensor parallelism")
+    elif across:
+        draft.notes.append(
+            "TorchTitan gathers a mixture's tokens over the ranks of tensor parallelism, each of which sends a part of "
+            "them to experts, and divides shared experts over these ranks; here each rank routes its own piece of the "
+            "sequence, and gathers nothing"
+        )
+
+
+def has_pieces(draft: Draft) -> bool:
+    """Whether ranks of tensor parallelism have pieces of the sequence between layers."""
+    config = draft.config
+    return not config.format.is_python or bool(config[_SEQUENCE])
+
+
+def layout_of_experts(draft: Draft) -> list[str]:
+    """The statement that puts experts on ranks, if they are on several."""
+    return ["", f"shard standard on ep{' (across_tp)' if crosses_tp(draft) else ''}"] if draft.ep > 1 else []
 
 
 def mesh_of_experts(draft: Draft) -> list[str]:

@@ -21,8 +21,11 @@ from legoai.dsl.importing.config import Config
 from legoai.dsl.importing.draft import Draft
 from legoai.dsl.importing.experts import (
     check_experts,
+    crosses_tp,
     graph_of_blocks,
+    has_pieces,
     kept_of_experts,
+    layout_of_experts,
     mesh_of_experts,
     why_beside,
     why_idle,
@@ -166,7 +169,7 @@ def _write(draft: Draft, cluster: str) -> None:
     used = [*(f"{axis} = {size}" for axis, size in sizes.items() if size > 1), *mesh_of_experts(draft)]
     draft.lines += ["", f"mesh ({', '.join(used)})"] if used else []
     _tensor_parallel(draft)
-    draft.lines += ["", "shard standard on ep"] if draft.ep > 1 else []
+    draft.lines += layout_of_experts(draft)
     _data_parallel(draft)
     draft.lines += pipeline
     if sizes["cp"] > 1:
@@ -248,9 +251,9 @@ def _tensor_parallel(draft: Draft) -> None:
     config = draft.config
     if draft.sizes["tp"] < 2:
         return
-    sequence = not config.format.is_python or config["parallelism.enable_sequence_parallel"]
     parallel = not config["parallelism.disable_loss_parallel"] and config["training.enable_loss_parallel"]
-    options = ", ".join(["sequence"] * sequence + ["loss_parallel"] * parallel)
+    chosen = {"sequence": has_pieces(draft), "loss_parallel": parallel, "across_tp": crosses_tp(draft)}
+    options = ", ".join(name for name, is_chosen in chosen.items() if is_chosen)
     draft.lines += ["", f"shard standard on tp{f' ({options})' if options else ''}"]
 
 

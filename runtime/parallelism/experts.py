@@ -35,16 +35,19 @@ class ExpertParallel(ParallelStyle):
 
     Each rank of the mesh computes the loss of its own rows, and an expert's gradient comes from the rows of all of
     them. So it is divided by their number to be a mean over these ranks, like over those on which the same experts are
-    replicated or fully sharded.
+    replicated or fully sharded. Of ranks that compute one loss together, each of rows from its piece of the sequence,
+    the gradients are a sum.
 
     Args:
+        pieces: ranks of the mesh that compute one loss together; divides their number.
         routed: whether the module is called like the experts of `transformers`; see `take_routed_tokens`.
         capacity_factor: rows for one expert, of those that one rank sends in one call, relative to their mean; see
             `limit_capacity`. None drops nothing.
     """
 
-    def __init__(self, *, routed: bool = False, capacity_factor: float | None = None) -> None:
+    def __init__(self, *, pieces: int = 1, routed: bool = False, capacity_factor: float | None = None) -> None:
         super().__init__()
+        self.pieces = pieces
         self.routed = routed
         self.capacity_factor = capacity_factor
 
@@ -53,12 +56,13 @@ class ExpertParallel(ParallelStyle):
             placed = distribute_tensor(parameter, device_mesh, (Shard(0),))
             module.register_parameter(name, nn.Parameter(placed, requires_grad=parameter.requires_grad))
         group, size = device_mesh.get_group().group_name, device_mesh.size()
+        losses = size // self.pieces
         if self.routed:
             give_rows(module, ranks=size)
         forward: Experts = module.forward
 
         def local_experts(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:
-            with _local_parameters(module, ranks=size):
+            with _local_parameters(module, ranks=losses):
                 return forward(rows, rows_per_expert)
 
         def distributed_experts(rows: torch.Tensor, rows_per_expert: torch.Tensor) -> torch.Tensor:

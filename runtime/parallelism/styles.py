@@ -27,6 +27,22 @@ class HeadParallel(SequenceParallel):
         super().__init__(sequence_dim=0, use_local_output=True)
 
 
+class SequenceParallelResults(SequenceParallel):
+    """`SequenceParallel` of a module with several results, of which it gives plain tensors: this rank's pieces."""
+
+    def __init__(self, *, sequence_dim: int = 1) -> None:
+        super().__init__(sequence_dim=sequence_dim)
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        module = super()._apply(module, device_mesh)
+        module.register_forward_hook(_local_results)
+        return module
+
+
+def _local_results(module: nn.Module, given: Any, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(item.to_local() if isinstance(item, DTensor) else item for item in results)
+
+
 class SharedByHeads(ParallelStyle):
     """Sums the gradient of a module's result over a mesh of one axis, each rank of which uses it for other heads.
 

@@ -54,7 +54,10 @@ class Rowwise(Treatment):
 
 
 class SequenceStyle(Treatment):
-    """Runs a norm or dropout on a sequence in pieces (`SequenceParallel`); its parameters are replicated."""
+    """Runs a norm, dropout or a whole linear layer on a sequence in pieces (`SequenceParallel`).
+
+    Its parameters are replicated, and their gradients summed over the ranks.
+    """
 
     name: ClassVar[str] = "sequence"
 
@@ -153,6 +156,14 @@ class Experts(Treatment):
         ),
         default=None,
     )
+    across_tp: bool = option(
+        Boolean(),
+        doc=(
+            "Different experts on the ranks of `tp` too, which `ep` groups beside those of `dp_shard` and `cp`: each "
+            "sends the tokens of its own piece of the sequence."
+        ),
+        default=False,
+    )
 
 
 def conversions(style: object) -> tuple[Inputs | Outputs, ...]:
@@ -188,6 +199,14 @@ class Standard(Treatment):
     overlap: bool = option(
         Boolean(),
         doc="With `sequence`, `overlap = backward` for all that gathers an input of `colwise` layers.",
+        default=False,
+    )
+    across_tp: bool = option(
+        Boolean(),
+        doc=(
+            "On `ep`: `experts(across_tp = true)`. On `tp`, with `sequence`: mixtures that take a piece of the "
+            "sequence each, as such experts need."
+        ),
         default=False,
     )
 

@@ -18,13 +18,14 @@ DENSE: Final = "<dense>"
 class LayoutRule(Record):
     """One rule of a layout: a path, its treatment as a plan writes it, and the options under which it applies.
 
-    Where ``sequence`` or ``loss_parallel`` is None, the rule does not depend on that option.
+    Where ``sequence``, ``loss_parallel`` or ``across_tp`` is None, the rule does not depend on that option.
     """
 
     path: str
     treatment: str
     sequence: bool | None = None
     loss_parallel: bool | None = None
+    across_tp: bool | None = None
     when: str | None = None
     """The field of the model's config that must be true."""
     unless: str | None = None
@@ -47,7 +48,7 @@ class StandardLayouts(Record, kw_only=True):
         """Whether the layout on `tp` has a form with the option."""
         if option == "overlap":
             return any(_overlapped(rule.treatment) != rule.treatment for rule in self.tp)
-        return any(getattr(rule, option) for rule in self.tp)
+        return any(getattr(rule, option) for rule in (*self.tp, *self.ep))
 
     def on(
         self,
@@ -57,17 +58,19 @@ class StandardLayouts(Record, kw_only=True):
         sequence: bool = False,
         loss_parallel: bool = False,
         overlap: bool = False,
+        across_tp: bool = False,
     ) -> Iterator[LayoutRule]:
         """Yield the rules on an axis under these options, for a model of the family with these config fields.
 
         With `overlap` every all-gather along the sequence for column-wise layers is repeated in backward.
         """
-        for rule in self._on(axis, sequence=sequence, loss_parallel=loss_parallel, fields=fields):
+        given = {"sequence": sequence, "loss_parallel": loss_parallel, "across_tp": across_tp}
+        for rule in self._on(axis, given, fields):
             yield replace(rule, treatment=_overlapped(rule.treatment)) if overlap else rule
 
-    def _on(self, axis: str, *, sequence: bool, loss_parallel: bool, fields: Mapping[str, Any]) -> Iterator[LayoutRule]:
+    def _on(self, axis: str, given: Mapping[str, bool], fields: Mapping[str, Any]) -> Iterator[LayoutRule]:
         for rule in self.tp if axis == "tp" else self.ep:
-            if rule.sequence not in (None, sequence) or rule.loss_parallel not in (None, loss_parallel):
+            if any(getattr(rule, option) not in (None, value) for option, value in given.items()):
                 continue
             if rule.when is not None and not fields.get(rule.when):
                 continue
@@ -95,6 +98,8 @@ def _dense_blocks(fields: Mapping[str, Any]) -> tuple[int, ...]:
 _WHOLE: Final = "inputs(from = shard(1), to = replicate)"
 _WHOLE_LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true)"
 _LOCAL: Final = "inputs(from = shard(1), to = replicate, local = true, then = outputs(from = replicate, to = shard(1)))"
+_PIECES: Final = "inputs(from = shard(1), to = shard(1), local = true, then = outputs(from = shard(1), to = shard(1)))"
+_ROWS: Final = "sequence(dim = 0, local = true)"
 _GATHERING: Final = "colwise(input = shard(1)"
 """Prefix of the treatment of a layer that gathers its own input."""
 
@@ -141,6 +146,22 @@ def _pair(holder: str, inner: str, last: str) -> tuple[LayoutRule, ...]:
     )
 
 
+def _mixture(holder: str, *inside: str) -> tuple[LayoutRule, ...]:
+    """A mixture of experts: the whole sequence, or a piece of it, of which layers inside take the tokens as rows."""
+    return (
+        LayoutRule(holder, _LOCAL, sequence=True, across_tp=False),
+        LayoutRule(holder, _PIECES, sequence=True, across_tp=True),
+        *(LayoutRule(f"{holder}.{name}", _ROWS, sequence=True, across_tp=True) for name in inside),
+    )
+
+
+def _experts(path: str) -> tuple[LayoutRule, ...]:
+    return (
+        LayoutRule(path, "experts", across_tp=False),
+        LayoutRule(path, "experts(across_tp = true)", across_tp=True),
+    )
+
+
 def _norms(path: str) -> tuple[LayoutRule, ...]:
     return (LayoutRule(path, "sequence", sequence=True),)
 
@@ -167,14 +188,15 @@ _GPT: Final = StandardLayouts(
     ),
 )
 
+
 BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
     "llama3": StandardLayouts(blocks="layers.*", tp=(*_DECODER, *_part("layers.*.feed_forward", "{w1, w3}", "w2"))),
     "gpt2": _GPT,
     "gpt3": _GPT,
     "mixtral": StandardLayouts(
         blocks="layers.*",
-        tp=(*_DECODER, LayoutRule("layers.*.feed_forward", _LOCAL, sequence=True)),
-        ep=(LayoutRule("layers.*.feed_forward.experts", "experts"),),
+        tp=(*_DECODER, *_mixture("layers.*.feed_forward", "router")),
+        ep=_experts("layers.*.feed_forward.experts"),
     ),
     "deepseek": StandardLayouts(
         blocks="layers.*",
@@ -190,10 +212,13 @@ BUILT_IN: Final[Mapping[str, StandardLayouts]] = {
             LayoutRule("layers.*.attention.k_rope", "shared"),
             LayoutRule("layers.*.attention.wo", "rowwise", sequence=False),
             LayoutRule("layers.*.attention.wo", "rowwise(output = shard(1))", sequence=True),
-            LayoutRule("layers.*.feed_forward", _LOCAL, sequence=True),
+            *_mixture("layers.*.feed_forward", "router"),
+            LayoutRule(
+                "layers.*.feed_forward.shared.{w1, w2, w3}", "sequence(local = true)", sequence=True, across_tp=True
+            ),
             *_part(f"layers.{DENSE}.feed_forward", "{w1, w3}", "w2"),
         ),
-        ep=(LayoutRule("layers.*.feed_forward.experts", "experts"),),
+        ep=_experts("layers.*.feed_forward.experts"),
     ),
     "vit": StandardLayouts(
         blocks="layers.*",
@@ -235,8 +260,8 @@ def _decoder_of_others(
 
 _SWIGLU: Final = _part("model.layers.*.mlp", "{gate_proj, up_proj}", "down_proj")
 _NORMS_OF_HEADS: Final = LayoutRule("model.layers.*.self_attn.{q_norm, k_norm}", "heads")
-_MIXTURE: Final = LayoutRule("model.layers.*.mlp", _LOCAL, sequence=True)
-_EXPERTS: Final = (LayoutRule("model.layers.*.mlp.experts", "experts"),)
+_MIXTURE: Final = _mixture("model.layers.*.mlp", "gate")
+_EXPERTS: Final = _experts("model.layers.*.mlp.experts")
 _DENSE_BLOCKS: Final = _part(f"model.layers.{DENSE}.mlp", "{gate_proj, up_proj}", "down_proj")
 
 _LLAMA: Final = StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(*_SWIGLU))
@@ -286,10 +311,19 @@ HUGGING_FACE: Final[Mapping[str, StandardLayouts]] = {
             LayoutRule("model.layers.*.self_attn.{q_layernorm, k_layernorm}", "heads", when="qk_layernorm"),
         ),
     ),
-    "mixtral": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE), ep=_EXPERTS),
-    "qwen2_moe": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), ep=_EXPERTS),
+    "mixtral": StandardLayouts(blocks="model.layers.*", tp=_decoder_of_others(*_MIXTURE), ep=_EXPERTS),
+    "qwen2_moe": StandardLayouts(
+        blocks="model.layers.*",
+        tp=_decoder_of_others(
+            *_mixture(
+                "model.layers.*.mlp", "gate", "shared_expert.{gate_proj, up_proj, down_proj}", "shared_expert_gate"
+            ),
+            *_DENSE_BLOCKS,
+        ),
+        ep=_EXPERTS,
+    ),
     "qwen3_moe": StandardLayouts(
-        blocks="model.layers.*", tp=(*_decoder_of_others(_MIXTURE, *_DENSE_BLOCKS), _NORMS_OF_HEADS), ep=_EXPERTS
+        blocks="model.layers.*", tp=(*_decoder_of_others(*_MIXTURE, *_DENSE_BLOCKS), _NORMS_OF_HEADS), ep=_EXPERTS
     ),
     "deepseek_v3": StandardLayouts(
         blocks="model.layers.*",

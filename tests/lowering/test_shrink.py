@@ -16,7 +16,7 @@ from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink
 from legoai.lowering.shrink_sizes import CannotShrinkError
 from legoai.lowering.verify.prepare import prepare
 from legoai.specs.directives.base import describe
-from legoai.specs.models.configs import LlamaConfig, MixtralConfig
+from legoai.specs.models.configs import DeepSeekConfig, LlamaConfig, MixtralConfig
 from support import ROOT
 from support.plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
 
@@ -93,6 +93,33 @@ def test_experts_keep_additional_sharding():
     assert isinstance(config, MixtralConfig)
     assert config.n_experts > config.top_k
     assert config.n_experts % some.mesh.ep == 0
+
+
+ACROSS_TP = """
+shard standard on tp (sequence, across_tp)
+shard standard on ep (across_tp)
+fsdp blocks on dp_shard
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "small"),
+    [
+        ("dp_shard = 16, tp = 4, ep = 8", (2, 2, 2)),
+        ("dp_shard = 16, tp = 4, ep = 64", (2, 2, 4)),
+        ("dp_shard = 1, tp = 8, ep = 8", (1, 2, 2)),
+    ],
+)
+def test_groups_of_experts_keep_the_ranks_of_tp(mesh: str, small: tuple[int, int, int]):
+    found = big(f"mesh ({mesh}){ACROSS_TP}", model='deepseek("v3", n_layers = 12)').plan
+    assert (found.mesh.dp_shard, found.mesh.tp, found.mesh.ep) == small
+
+
+def test_dense_blocks_are_those_that_are_kept():
+    found = big(f"mesh (dp_shard = 16, tp = 4, ep = 8){ACROSS_TP}", model='deepseek("v3")').plan
+    config = found.model.source().config()
+    assert isinstance(config, DeepSeekConfig)
+    assert config.n_dense_layers == 1
 
 
 def test_axes_are_dropped_if_ranks_are_too_few():

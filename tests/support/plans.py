@@ -50,6 +50,15 @@ shard on tp {
 }
 """
 
+PIECES_OF_EXPERTS = """\
+shard standard on tp (sequence, loss_parallel) {
+  layers.*.feed_forward        = inputs(
+    from = shard(1), to = shard(1), local = true, then = outputs(from = shard(1), to = shard(1)))
+  layers.*.feed_forward.router = sequence(dim = 0, local = true)
+}
+shard on ep { layers.*.feed_forward.experts = experts(across_tp = true) }
+"""
+
 FULL = f"""\
 {HEAD}
 batch   (global = 16, micro = 4, seq_len = 256)

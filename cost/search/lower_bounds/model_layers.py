@@ -29,6 +29,7 @@ from legoai.cost.search.lower_bounds.observed.blocks import ObservedBlocks
 from legoai.cost.search.lower_bounds.observed.steady_blocks import SteadyBlocks
 from legoai.cost.search.lower_bounds.open_holes.blocks import has_open_styles
 from legoai.cost.search.lower_bounds.open_holes.styles import Added, OpenStyles
+from legoai.cost.search.lower_bounds.sharded_layers import layers_of_pieces
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens
@@ -247,7 +248,8 @@ class ModelLayers:
         assert manifest is not None
         if local is None:
             return
-        known_at = [(path, shape) for path, shape in layers if not isinstance(shape, ExpertsShape)]
+        elsewhere = layers_of_pieces(analysis)
+        known_at = [item for item in layers if not isinstance(item[1], ExpertsShape) and item[0] not in elsewhere]
         pieces_of = _pieces_of_last_layer(analysis)
 
         @functools.cache

@@ -67,6 +67,16 @@ def cut_layers(analysis: Analysis) -> ShardedLayers:
     return ShardedLayers(frozenset(take_whole), sum_up, again)
 
 
+@fact
+def layers_of_pieces(analysis: Analysis) -> frozenset[str]:
+    """Modules whose whole weights meet a piece of the sequence, as far as styles on `tp` are decided."""
+    shard = analysis.plan.shard_on("tp")
+    if shard is None:
+        return frozenset()
+    found = analysis.assigned(shard).by_path.items()
+    return frozenset(path for path, rule in found if isinstance(rule.treatment, SequenceStyle))
+
+
 def children(manifest: Manifest, path: str) -> Iterator[ModuleInfo]:
     """The modules that a module holds directly."""
     module = manifest.modules[path]

@@ -55,7 +55,7 @@ class Mismatch(Record, kw_only=True):
     | `attends` | attention of DTensors, which its kernels for a CPU do not support |
     | `fused` | the output of a fused layer is split although each rank has one contiguous shard of it |
     | `over_shard` | an operation over all features, such as their mean, takes the shard ``got`` of them |
-    | `norm_dim` | a sequence style shards the dim over which its norm is taken |
+    | `norm_dim` | a sequence style shards the dim over which its norm is taken, or that its layer multiplies |
     | `norm_heads` | `sequence` on a norm over the heads of each rank, or `heads` on one over something else |
     | `shared` | a result whose gradient is summed over ranks meets no heads of a rank, or is none that all ranks have |
     | `plain` | a DTensor meets a plain tensor, or a module whose weights are plain tensors |
@@ -84,6 +84,8 @@ class Propagation:
         """Whether some module expects or leaves a tensor cut along dim 1, the sequence."""
         self.arrived: dict[str, Tensor] = {}
         """Layout of the first argument of each block, and of each called module around the blocks."""
+        self.mixtures: dict[str, Tensor] = {}
+        """Layout of what each mixture of experts takes, of equal blocks in the first."""
         self._memo: dict[tuple[Any, ...], Tensor] = {}
         self._template = {
             f"{blocks.path}.{blocks.names[index]}" if blocks.path else blocks.names[index]: (blocks.path, number)
@@ -133,8 +135,7 @@ class Propagation:
         """Return a key that is equal for blocks with equal results for equal inputs: their structure and rules."""
         template = self._template[path]
         if template not in self._below:
-            inside = [path, *self._inside(path)]
-            self._below[template] = [name[len(path) :] for name in inside]
+            self._below[template] = [name[len(path) :] for name in (path, *self._inside(path))]
         return (template, *(id(self.styles.get(f"{path}{name}")) for name in self._below[template]))
 
     def _inside(self, path: str) -> list[str]:
@@ -149,6 +150,8 @@ class Propagation:
     def _apply(self, path: str, arguments: Sequence[Tensor], *, whole: bool = False) -> Tensor:
         arguments = self.entering(path, arguments)
         info = self.manifest.modules[path]
+        if info.kind == "moe":
+            self.mixtures[path] = _first(arguments)
         rule = self.styles.get(path)
         treatment = rule.treatment if rule is not None else None
         shared = next((item for item in arguments if item.shared), None)
@@ -231,7 +234,8 @@ class Propagation:
         self._note(layout)
         if info.kind == "norm" and got.moved and got.cuts_features and not got.wrapped:
             return self._find("norm_heads", info.path, got, rule=rule)
-        if info.kind == "norm" and got.rank is not None and not got.moved and style.dim >= got.rank - 1:
+        rank = got.rank if not got.moved else None if info.kind == "norm" else 2  # at least rows of features
+        if info.parameters and rank is not None and style.dim >= rank - 1:
             return self._find("norm_dim", info.path, got, rule=rule, wanted=layout)
         self._arrives(info, rule, got, layout, written=False)
         return tensor_of(layout, got, Source(info.path, rule), wrapped=not style.local)

@@ -59,18 +59,42 @@ def changed_experts(analysis: Analysis) -> dict[str, PathRule[Any]]:
     return {**distributed_experts(analysis), **limited_experts(analysis)}
 
 
+@fact
+def crosses_tp(analysis: Analysis) -> bool:
+    """Whether different experts are on the ranks of `tp` too.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    if analysis.plan.mesh.tp == 1:
+        return False
+    return any(rule.treatment.across_tp for rule in distributed_experts(analysis).values())
+
+
+def groups_of_experts(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
+    """The axes whose ranks hold all experts together, after those on which `fsdp` replicates parameters, if any."""
+    across = ("tp",) if crosses_tp(analysis) else ()
+    groups = replicating_axes(analysis), (*sharded_axes(analysis), *across)
+    return tuple(group for group in groups if group)
+
+
 def axes_of_experts(analysis: Analysis) -> tuple[str, ...]:
     """The axes over which `fsdp` replicates and shards experts, by their names in the mesh of `split_off_experts`."""
-    names = ["_".join(axes) for axes in (replicating_axes(analysis), sharded_axes(analysis)) if axes]
+    names = ["_".join(axes) for axes in groups_of_experts(analysis)]
     return (*names[:-1], f"{names[-1]}_mod_ep")
 
 
+def ranks_of_experts(analysis: Analysis) -> int:
+    """Return the ranks among which `ep` makes groups: those over which `fsdp` shards, and those of `tp` beside them."""
+    return shard_ranks(analysis) * (analysis.plan.mesh.tp if crosses_tp(analysis) else 1)
+
+
 def ranks_of_one_expert(analysis: Analysis) -> int:
-    """Return the ranks over which `fsdp` shards the same experts: its sharding ranks divided by `ep`.
+    """Return the ranks over which `fsdp` shards the same experts: those of all experts divided by `ep`.
 
     At least one, even for a plan whose `ep` exceeds the ranks over which `fsdp` shards, which is not supported.
     """
-    return max(1, shard_ranks(analysis) // analysis.plan.mesh.ep)
+    return max(1, ranks_of_experts(analysis) // analysis.plan.mesh.ep)
 
 
 def sharded_dim(analysis: Analysis, path: str) -> int | None:
@@ -100,13 +124,16 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             "`ep` groups ranks of `dp_shard` and `cp`, over which no statement shards",
             help=("add `fsdp on dp_shard`",),
         )
-    elif (mesh.dp_shard * mesh.cp) % mesh.ep:
+    elif (mesh.dp_shard * mesh.cp * (mesh.tp if crosses_tp(analysis) else 1)) % mesh.ep:
         return  # a rule reports it
-    elif shard_ranks(analysis) % mesh.ep:
+    elif ranks_of_experts(analysis) % mesh.ep:
+        beside = f", and of `tp` = {mesh.tp}" if crosses_tp(analysis) else ""
         yield Unsupported(
             analysis.span_of(mesh, "ep"),
-            f"`ep` = {mesh.ep} does not divide the {shard_ranks(analysis)} ranks over which `fsdp` shards",
+            f"`ep` = {mesh.ep} does not divide the {ranks_of_experts(analysis)} ranks over which `fsdp` shards{beside}",
         )
+    elif (found_on_one := _across_tp_and_not(analysis, found)) is not None:
+        yield found_on_one
     else:
         yield from _uneven(analysis, found)
         yield from _groups(analysis, found)
@@ -259,6 +286,20 @@ def _unknown(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Un
                 "a slice on dim 0 for each expert",
             )
             return
+
+
+def _across_tp_and_not(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Unsupported | None:
+    """Experts of which some are across the ranks of `tp` and some are not: `ep` has one mesh."""
+    if not crosses_tp(analysis):
+        return None
+    for path, rule in found.items():
+        if not rule.treatment.across_tp:
+            return Unsupported(
+                analysis.rule_span(rule),
+                f"`{path}` is not on the ranks of `tp`, on which other experts are: `ep` groups the same ranks for all",
+                help=("write `across_tp = true` for all experts, or for none",),
+            )
+    return None
 
 
 def _uneven(analysis: Analysis, found: dict[str, PathRule[Any]]) -> Iterator[Unsupported]:

@@ -11,7 +11,7 @@ from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import is_within
-from legoai.dsl.analysis.parallelism.experts import changed_experts, distributed_experts, sharded_dim
+from legoai.dsl.analysis.parallelism.experts import changed_experts, crosses_tp, distributed_experts, sharded_dim
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.mesh import replicating_axes, shard_ranks, sharded_axes
 from legoai.dsl.analysis.parallelism.shard import placement
@@ -153,6 +153,12 @@ def _model(analysis: Analysis) -> Iterator[Unsupported]:
                 f"`{path}` on `ep`",
                 "how many rows each rank computes is known in a step only",
             )
+            return
+        if crosses_tp(analysis):
+            yield _not_traced(
+                analysis.rule_span(rule), f"`across_tp` of `{path}`", "`ep` groups ranks that shard units there",
+                "leave `across_tp` out, and give the mixture whole tokens",
+            )  # fmt: skip
             return
         if sharded_dim(analysis, path) == 1:
             yield _not_traced(

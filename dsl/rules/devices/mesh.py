@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import divisors, listed, replacement, written
-from legoai.dsl.analysis.parallelism.experts import limited_experts
+from legoai.dsl.analysis.parallelism.experts import crosses_tp, limited_experts
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host, number_of_devices
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.syntax import Statement
@@ -285,7 +285,7 @@ class ExpertGroups(Check):
     """An expert-parallel degree that does not divide the ranks from which it takes its groups.
 
     `ep` has no devices of its own: it groups the ranks of `dp_shard` and `cp`, each group holding all experts
-    once.
+    once. Experts with `across_tp = true` are on the ranks of `tp` too, and a group has all of these or none.
 
     ## Example
     ```
@@ -307,17 +307,21 @@ class ExpertGroups(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         mesh = analysis.plan.mesh
-        ranks = mesh.dp_shard * mesh.cp
-        if ranks % mesh.ep == 0:
+        crossed = crosses_tp(analysis)
+        ranks, least = mesh.dp_shard * mesh.cp * (mesh.tp if crossed else 1), mesh.tp if crossed else 1
+        if ranks % mesh.ep == 0 and mesh.ep % least == 0:
             return
-        product = f"`dp_shard` · `cp` = {ranks}" if mesh.cp > 1 else f"`dp_shard` = {ranks}"
-        used = [axis for axis in ("dp_shard", "cp") if written(mesh, axis)]
+        axes = [axis for axis in ("dp_shard", "cp", "tp") if axis != "tp" or crossed]
+        product = " · ".join(f"`{axis}`" for axis in axes if axis != "cp" or mesh.cp > 1) + f" = {ranks}"
+        used = [axis for axis in axes if written(mesh, axis)]
         yield self.at(
             analysis.span_of(mesh, "ep"),
-            f"`ep` = {mesh.ep} does not divide {product}",
+            f"`ep` = {mesh.ep} does not divide {product}"
+            if ranks % mesh.ep
+            else f"`ep` = {mesh.ep} is no multiple of `tp` = {mesh.tp}, whose ranks `across_tp` takes together",
             label="groups of this many ranks",
             others=[Label(analysis.span_of(mesh, axis), "of these") for axis in used],
-            help=[f"legal sizes of `ep` are {legal_divisors(ranks)}"],
+            help=[f"legal sizes of `ep` are {legal_divisors(ranks // least, times=least)}"],
         )
 
 
@@ -359,7 +363,10 @@ class TensorParallelAcrossHosts(Check):
         )
 
 
-def legal_divisors(*numbers: int, least: int = 1) -> str:
-    """The common divisors from ``least`` on, as the end of a sentence, ``1, 2 and 4``; at most the largest twelve."""
-    found = [str(item) for item in divisors(math.gcd(*numbers)) if item >= least][-12:]
+def legal_divisors(*numbers: int, least: int = 1, times: int = 1) -> str:
+    """The common divisors from ``least`` on, as the end of a sentence, ``1, 2 and 4``; at most the largest twelve.
+
+    Each is multiplied by ``times``.
+    """
+    found = [str(item * times) for item in divisors(math.gcd(*numbers)) if item >= least][-12:]
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import following, grouped, is_within, name_of
+from legoai.dsl.analysis.layouts.tensors import Tensor
 from legoai.dsl.analysis.parallelism.experts import (
     changed_experts,
     distributed_experts,
+    experts,
     has_slices,
     limited_experts,
     loads_of_all_tokens,
@@ -22,7 +25,9 @@ from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.computation.broken_checkpoints import cures
+from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.compile import AotEager, Inductor
+from legoai.specs.models.manifests.manifest import Manifest
 
 
 class ExpertsInOneGraph(Check):
@@ -89,6 +94,133 @@ class ExpertsInOneGraph(Check):
                 help=["write `fullgraph = false`, or give weights bf16"],
             )
             return
+
+
+class ExpertsOfPieces(Check):
+    """Experts and the ranks of `tp` that do not fit: with pieces of the sequence, or with whole tokens on each.
+
+    A mixture may compute each rank's piece of the sequence. Different experts are on the ranks of `tp` then, `experts(
+    across_tp = true)`: experts that are alike on them would get the gradients of one piece each, and drift apart. Its
+    router, and its shared experts, take `sequence(local = true)`, with the dim of the tokens. Where every rank of `tp`
+    has all tokens instead, its experts are on all of them, and every rank does the same work.
+
+    ## Example
+    ```
+    model mixtral("8x7b")
+    mesh  (dp_shard = 8, tp = 4, ep = 8)
+    fsdp  blocks on dp_shard
+    shard standard on tp (sequence)
+    shard on ep { layers.*.feed_forward.experts = experts(across_tp = true) }
+    ```
+
+    ## Use instead
+    ```
+    model mixtral("8x7b")
+    mesh  (dp_shard = 8, tp = 4, ep = 8)
+    fsdp  blocks on dp_shard
+    shard standard on tp (sequence) {
+      layers.*.feed_forward        = inputs(
+        from = shard(1), to = shard(1), local = true, then = outputs(from = shard(1), to = shard(1))
+      )
+      layers.*.feed_forward.router = sequence(dim = 0, local = true)
+    }
+    shard on ep { layers.*.feed_forward.experts = experts(across_tp = true) }
+    ```
+    """
+
+    code = "LP430"
+    slug = "experts-of-pieces"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        manifest, layouts = analysis.manifest, analysis.layouts
+        if manifest is None or analysis.plan.mesh.tp == 1:
+            return
+        across = {path: rule for path, rule in distributed_experts(analysis).items() if rule.treatment.across_tp}
+        mixtures = {} if layouts is None else layouts.mixtures
+        for path, rule in across.items():
+            got = mixtures.get(path.rpartition(".")[0])
+            if got is None and mixtures:
+                continue  # of a block that is like another
+            if got is None or got.state != "shard" or got.cuts_features or got.wrapped:
+                yield self._of_whole(analysis, manifest, path, rule, got)
+                return
+        for around, got in mixtures.items():
+            inside = [path for path in manifest.modules if is_within(path, around)]
+            held = next((path for path in inside if manifest.modules[path].kind == "experts"), None)
+            if held is None or held in across or got.state != "shard" or got.cuts_features:
+                continue
+            source = got.source.rule if got.source is not None else None
+            shard = analysis.plan.shard_on("tp")
+            assert shard is not None, "what arrives was cut on `tp`"
+            yield self.at(
+                analysis.span_of(shard) if source is None else analysis.rule_span(source),
+                f"`{general(manifest, held)}` gets a piece of the sequence, `{got.describe()}`, and is alike on the "
+                "ranks of `tp`: its weights would get the gradients of that piece",
+                label=f"leaves `{got.describe()}`",
+                help=[
+                    "put different experts on them: `experts(across_tp = true)` on `ep`, a multiple of `tp`",
+                    "or let the whole tensor arrive",
+                ],
+            )
+            return
+
+    def _of_whole(
+        self, analysis: Analysis, manifest: Manifest, path: str, rule: PathRule[Any], got: Tensor | None
+    ) -> Diagnostic:
+        """`across_tp` of experts that are not known to get a piece of the sequence."""
+        around = general(manifest, path.rpartition(".")[0])
+        if got is not None and got.state == "shard" and got.wrapped:
+            problem = "gets a DTensor, and routes plain tensors"
+        elif got is None or got.state in ("replicate", "any"):
+            problem = f"gets all tokens on each of the {analysis.plan.mesh.tp} ranks of `tp`"
+        else:
+            problem = "is not known to get a piece of the sequence"
+        both = "from = shard(1), to = shard(1)"
+        return self.at(
+            rule.treatment.origin("across_tp").span or analysis.rule_span(rule),
+            f"`across_tp` sends the tokens of each rank's piece of the sequence, and `{around}` {problem}",
+            label="experts across `tp`",
+            help=[
+                f"write `shard standard on tp (sequence, across_tp)`, or `{around} = inputs({both}, local = true, "
+                f"then = outputs({both}))`",
+                "or leave `across_tp` out: every rank of `tp` then has all experts of its group",
+            ],
+        )
+
+
+class IdleAcrossTp(Check):
+    """Experts across the ranks of `tp`, of which there is one.
+
+    ## Example
+    ```
+    model   mixtral("8x7b")
+    mesh    (dp_shard = 32, ep = 8)
+    shard on ep { layers.*.feed_forward.experts = experts(across_tp = true) }
+    ```
+
+    ## Use instead
+    ```
+    model   mixtral("8x7b")
+    mesh    (dp_shard = 32, ep = 8)
+    shard on ep { layers.*.feed_forward.experts = experts }
+    ```
+    """
+
+    code = "LP839"
+    slug = "idle-across-tp"
+    severity = "warning"
+
+    def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
+        if analysis.plan.mesh.tp > 1:
+            return
+        for rule, _ in grouped(experts(analysis).items()):
+            if rule.treatment.across_tp:
+                yield self.at(
+                    rule.treatment.origin("across_tp").span or analysis.rule_span(rule),
+                    "`across_tp` has no effect: `tp` has one rank",
+                    label="no other ranks",
+                    help=["leave it out"],
+                )
 
 
 class IdleCapacity(Check):

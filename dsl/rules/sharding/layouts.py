@@ -78,13 +78,7 @@ class LayoutMismatch(LayoutRule, Check):
                     help=["gather the features: `colwise(output = replicate)`"],
                 )
             elif first.kind == "norm_dim":
-                yield self.at(
-                    span,
-                    f"`sequence` cuts dim {_dim(first)} of a tensor of {first.got.rank} dims, over which "
-                    f"{named(analysis, items)} {verb(analysis, items, 'takes', 'take')} a norm",
-                    label="not the sequence dim",
-                    help=["the sequence is dim 1 of [batch, sequence, features]: write `sequence`"],
-                )
+                yield self._over_dim(analysis, span, items)
             else:
                 assert first.wanted is not None
                 yield self.at(
@@ -96,6 +90,22 @@ class LayoutMismatch(LayoutRule, Check):
                     help=_cures(analysis, first),
                     fix=_fix(first),
                 )
+
+    def _over_dim(self, analysis: Analysis, span: Span, items: list[Mismatch]) -> Diagnostic:
+        """`sequence` along the dim that a norm or a linear layer takes whole."""
+        got, dim = items[0].got, _dim(items[0])
+        assert analysis.manifest is not None
+        if analysis.manifest.modules[items[0].path].kind == "norm":
+            over = f"over which {named(analysis, items)} {verb(analysis, items, 'takes', 'take')} a norm"
+        else:
+            over = f"which {named(analysis, items)} {verb(analysis, items, 'multiplies', 'multiply')}"
+        if got.moved:
+            problem, help = f"may cut dim {dim} of [tokens, features], {over}", "dim 0 of rows are the tokens"
+        else:
+            problem = f"cuts dim {dim} of a tensor of {got.rank} dims, {over}"
+            help = "the sequence is dim 1 of [batch, sequence, features]"
+        write = "sequence(dim = 0, …)" if got.moved else "sequence"
+        return self.at(span, f"`sequence` {problem}", label="not the sequence dim", help=[f"{help}: write `{write}`"])
 
     def _mixed(self, analysis: Analysis, span: Span, item: Mismatch) -> Diagnostic:
         assert item.other is not None

@@ -122,8 +122,11 @@ class StyleMisplaced(Check):
             if is_never_called(manifest, path):
                 return "is for the result of a call, and {path} is never called", "name the modules inside of it"
         elif isinstance(style, SequenceStyle):
-            if info.kind in ("linear", "embedding", "convolution", "experts", *_WHOLE_MODULES):
-                return f"is for norms and dropout, and {what}", "name its norms, or use `inputs` for what it receives"
+            if info.kind in ("embedding", "convolution", "experts", *_WHOLE_MODULES):
+                return (
+                    f"is for norms, dropout and linear layers, and {what}",
+                    "name its norms, or use `inputs` for what it receives",
+                )
         elif is_never_called(manifest, path):
             return f"converts the {style.name} of a call, and {{path}} is never called", "name the modules inside of it"
         return None

@@ -6,15 +6,16 @@ from typing import Final
 
 from legoai.dsl.analysis.parallelism.experts import (
     axes_of_experts,
+    crosses_tp,
     distributed_experts,
+    groups_of_experts,
     is_routed,
     limited_experts,
 )
-from legoai.dsl.analysis.parallelism.mesh import replicating_axes, sharded_axes
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import expression
 from legoai.lowering.emit.code import Line, Node, Note, Statement, call, literal
-from legoai.lowering.emit.devices.mesh import joined, sharding_mesh
+from legoai.lowering.emit.devices.mesh import joined
 from legoai.lowering.emit.held_modules import blocks_of, where_held
 
 EXPERT_MESH: Final = "expert_mesh"
@@ -48,7 +49,8 @@ def emit(lowering: Lowering, draft: Draft) -> None:
     draft.imports.name("torch.distributed.tensor.parallel", "parallelize_module")
     draft.imports.name("legoai.runtime.parallelism.experts", "ExpertParallel")
     draft.imports.name("legoai.runtime.parallelism.mesh", "split_off_experts")
-    split = call("split_off_experts", sharding_mesh(lowering, draft), ep=literal(ranks)).inline()
+    around = joined(draft, *groups_of_experts(lowering.analysis))
+    split = call("split_off_experts", around, ep=literal(ranks)).inline()
     assert split is not None, "a mesh fits on one line"
     draft.parallelize.append(Line(split, f"{EXPERT_MESH} = ", lowering.note(lowering.plan.mesh, "ep")))
     mesh, body = f'{EXPERT_MESH}["ep"]', _calls(lowering, emitted)
@@ -58,7 +60,7 @@ def emit(lowering: Lowering, draft: Draft) -> None:
 def mesh_of_units(lowering: Lowering, draft: Draft) -> Node:
     """Return the mesh of `fsdp` for experts: the ranks that replicate them, if any, and those that hold the same."""
     analysis = lowering.analysis
-    order = (*replicating_axes(analysis), *sharded_axes(analysis))
+    order = tuple(axis for group in groups_of_experts(analysis) for axis in group)
     return joined(draft, *((name,) for name in axes_of_experts(analysis)), mesh=EXPERT_MESH, order=order)
 
 
@@ -76,7 +78,8 @@ def _calls(lowering: Lowering, emitted: dict[str, tuple[float | None, bool, Note
                 if routed:
                     made = [call("give_rows", module), *made, call("take_routed_tokens", module)]
             else:
-                style = call("ExpertParallel", routed="True" if routed else None, capacity_factor=factor)
+                pieces = literal(lowering.plan.mesh.tp) if crosses_tp(lowering.analysis) else None
+                style = call("ExpertParallel", pieces=pieces, routed="True" if routed else None, capacity_factor=factor)
                 made = [call("parallelize_module", module, "mesh", style)]
             for item in made:
                 calls += where_held(lowering, group, path, Line(item, "", note))

@@ -46,6 +46,9 @@ def _style(lowering: Lowering, path: str, rule: PathRule[Any], draft: Draft) -> 
         return _rowwise(treatment, draft, embedding=embedding, float8=float8)
     if isinstance(treatment, SequenceStyle):
         dim = None if treatment.dim == 1 else str(treatment.dim)
+        if treatment.local and outputs_of(lowering.manifest.modules[path]) > 1:
+            draft.imports.name("legoai.runtime.parallelism.styles", "SequenceParallelResults")
+            return call("SequenceParallelResults", sequence_dim=dim)
         local = "True" if treatment.local else None
         return _made("SequenceParallel", draft, sequence_dim=dim, use_local_output=local)
     if isinstance(treatment, Heads):

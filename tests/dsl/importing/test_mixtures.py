@@ -113,8 +113,8 @@ def test_shapes_of_a_block_are_those_of_torchtitan():
     ("degrees", "message"),
     [
         ("tensor_parallel_degree = 2", "divides the hidden layer of each expert over the ranks of tensor parallelism"),
-        ("tensor_parallel_degree = 2\nexpert_parallel_degree = 2",
-         "puts different experts on ranks of tensor parallelism too"),
+        ("tensor_parallel_degree = 4\nexpert_parallel_degree = 2",
+         "2 ranks for experts are no multiple of the 4 of tensor parallelism"),
         ("tensor_parallel_degree = 2\nexpert_parallel_degree = 2\nexpert_tensor_parallel_degree = 2",
          "divides the hidden layer of each expert"),
         ("expert_parallel_degree = 2\nexpert_tensor_parallel_degree = 4", "TorchTitan takes 1 or the degree of tensor"),
@@ -130,12 +130,41 @@ def test_layouts_that_no_plan_states_are_refused(degrees: str, message: str):
     assert message in problem.message
 
 
-@pytest.mark.parametrize(("ep", "message"), [(2, "puts different experts"), (1, "divides the hidden layer")])
-def test_experts_of_august_are_on_ranks_of_tensor_parallelism(ep: int, message: str):
-    degrees = f"tensor_parallel_degree=2, expert_parallel_degree={ep}"
-    found = imported(f"config.parallelism = ParallelismConfig({degrees})")
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ("expert_parallel_degree=1", "divides the hidden layer"),
+        ("expert_parallel_degree=2, enable_sequence_parallel=False", "take pieces of the sequence"),
+    ],
+)
+def test_experts_of_august_on_ranks_of_tensor_parallelism_have_pieces(degrees: str, message: str):
+    found = imported(f"config.parallelism = ParallelismConfig(tensor_parallel_degree=2, {degrees})")
     assert [item.code for item in found.diagnostics] == ["LP023"]
     assert message in found.diagnostics[0].message
+
+
+@pytest.mark.parametrize("model", ["deepseek_v3", "qwen3"])
+@pytest.mark.parametrize("ep", [2, 8])
+def test_experts_are_put_on_ranks_of_tensor_parallelism_too(model: str, ep: int):
+    flavour = "'debugmodel'" if model == "deepseek_v3" else "'debugmodel_moe'"
+    degrees = f"tensor_parallel_degree=2, expert_parallel_degree={ep}"
+    found = imported(f"config.parallelism = ParallelismConfig({degrees})", model, flavour)
+    assert found.diagnostics == ()
+    assert found.text is not None
+    assert f"mesh (dp_shard = 4, tp = 2, ep = {ep})" in found.text
+    assert "shard standard on tp (sequence, loss_parallel, across_tp)\n\nshard standard on ep (across_tp)" in found.text
+    assert any("routes its own piece of the sequence" in note for note in found.notes)
+    linted = lint(found.text, "some.plan", directory=Path())
+    assert not linted.has_errors
+    assert linted.analysis is not None
+    assert lower(linted.analysis).text
+
+
+def test_january_states_experts_on_ranks_of_tensor_parallelism():
+    found = of_toml("deepseek_v3", "debugmodel", "tensor_parallel_degree = 2\nexpert_parallel_degree = 4")
+    assert found.diagnostics == ()
+    assert found.text is not None
+    assert "shard standard on ep (across_tp)" in found.text
 
 
 @pytest.mark.parametrize(

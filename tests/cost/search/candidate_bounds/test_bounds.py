@@ -54,6 +54,9 @@ fsdp blocks on dp_shard {{ layers.* = unit(reshard = auto in [after_forward, aft
 checkpoint {{ layers.* = auto in [none, full, every(2), selective([attention, matmul])] }}
 loss auto in [eager, chunked(4)]
 """
+ACROSS_TP = EXPERTS.replace("dp_shard = rest", "dp_shard = rest, tp = 2").replace(
+    "shard standard on ep", "shard standard on tp (sequence, across_tp)\nshard standard on ep (across_tp)"
+)
 COMPILED = """\
 batch (global = 16, micro = auto in [1, 2, 4], seq_len = {length})
 mesh (dp_shard = rest, tp = auto in [1, 2])
@@ -192,7 +195,7 @@ def test_bounds_are_below_the_simulation(head: str, body: str):
     ("head", "body"),
     [
         *itertools.product(("cpu", "h100", "gpt2"), (SHARDED, PIPELINED)),
-        *itertools.product(("mixtral", "deepseek"), (EXPERTS, PIPELINED)),
+        *itertools.product(("mixtral", "deepseek"), (EXPERTS, ACROSS_TP, PIPELINED)),
         ("deepseek", SHARDED),
         ("h100", DIVIDED),
         ("h100", TWO_WAYS),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from legoai.dsl.lint import lint
 from support.rule_plans import codes, message
 
 EXPERTS = "shard on ep {{ layers.*.feed_forward.experts = {} }}"
@@ -19,6 +22,85 @@ def test_experts_with_dynamic_token_counts_refuse_full_graph(plan: str, compiled
     found = message(f"{plan}\ncompile {{ {compiled} }}", "LP630")
     assert found.startswith("`layers.0.feed_forward")
     assert "differs from call to call" in found
+
+
+MESH = "mesh (dp_shard = 2, tp = 4, ep = 8)\nfsdp blocks on dp_shard\n"
+STANDARD = "shard standard on tp (sequence, across_tp)\nshard standard on ep (across_tp)"
+PIECES = f'model mixtral("tiny", n_experts = 8)\n{MESH}{STANDARD}'
+
+
+def test_experts_across_tp_take_pieces_of_the_sequence():
+    assert not [code for code in codes(PIECES) if code < "LP5"]
+    standard = PIECES.replace("(sequence, across_tp)", "(sequence)")
+    assert "gets all tokens on each of the 4 ranks of `tp`" in message(standard, "LP430")
+    unstated = PIECES.replace("shard standard on tp (sequence, across_tp)\n", "")
+    assert "gets all tokens on each of the 4 ranks of `tp`" in message(unstated, "LP430")
+    alike = PIECES.replace("on ep (across_tp)", "on ep").replace("ep = 8", "ep = 4")
+    assert "`layers.*.feed_forward.experts` gets a piece of the sequence" in message(alike, "LP430")
+    nowhere = PIECES.replace("\nshard standard on ep (across_tp)", "").replace(", ep = 8", "")
+    assert "`layers.*.feed_forward.experts` gets a piece of the sequence" in message(nowhere, "LP430")
+
+
+def test_layers_of_pieces_sum_their_gradients_over_the_ranks():
+    rule = "layers.*.feed_forward.router = sequence(dim = 0, local = true)"
+    without = PIECES.replace("across_tp)\nshard", "across_tp) { layers.*.feed_forward.router = unset }\nshard")
+    assert "`layers.*.feed_forward.router` has no style, and only a piece arrives" in message(without, "LP414")
+    assert "LP414" not in codes(without.replace("layers.*.feed_forward.router = unset", rule))
+    by_features = without.replace("layers.*.feed_forward.router = unset", rule.replace("dim = 0", "dim = 1"))
+    assert message(by_features, "LP412") == (
+        "`sequence` may cut dim 1 of [tokens, features], which `layers.*.feed_forward.router` multiplies"
+    )
+
+
+def test_mixtures_get_plain_pieces():
+    wrapped = "layers.*.feed_forward = inputs(from = shard(1), to = shard(1))"
+    found = PIECES.replace("across_tp)\nshard", f"across_tp) {{ {wrapped} }}\nshard")
+    assert "`layers.*.feed_forward` gets a DTensor, and routes plain tensors" in message(found, "LP430")
+
+
+@pytest.mark.parametrize(
+    ("ep", "problem"),
+    [
+        (16, "`ep` = 16 does not divide `dp_shard` · `tp` = 8"),
+        (2, "`ep` = 2 is no multiple of `tp` = 4, whose ranks `across_tp` takes together"),
+    ],
+)
+def test_groups_across_tp_have_all_of_its_ranks(ep: int, problem: str):
+    assert message(PIECES.replace("ep = 8", f"ep = {ep}"), "LP309") == problem
+
+
+def test_all_experts_or_none_are_across_tp():
+    rules = "{ layers.0.feed_forward.experts = experts, layers.*.feed_forward.experts = experts(across_tp = true) }"
+    found = PIECES.replace("shard standard on ep (across_tp)", f"shard on ep {rules}")
+    assert "`ep` groups the same ranks for all" in message(found, "LP010")
+
+
+def test_experts_across_one_rank_of_tp_are_reported():
+    found = (
+        'model mixtral("tiny")\nmesh (dp_shard = 16, ep = 4)\nfsdp blocks on dp_shard\nshard standard on ep (across_tp)'
+    )
+    assert message(found, "LP839") == "`across_tp` has no effect: `tp` has one rank"
+
+
+def test_graphs_have_no_experts_across_tp():
+    found = PIECES.replace("fsdp blocks on dp_shard", "fsdp blocks on dp_shard (backend = graph)")
+    assert "`across_tp` of `layers.0.feed_forward.experts` is not lowered" in message(found, "LP010")
+
+
+@pytest.mark.parametrize(
+    ("statement", "problem"),
+    [
+        ("shard standard on ep (sequence)", "the standard layout on `ep` has no option but `across_tp`"),
+        ("shard standard on tp (across_tp)", "`across_tp` needs `sequence`, without which a mixture takes all tokens"),
+    ],
+)
+def test_standard_layouts_across_tp_have_pieces(statement: str, problem: str):
+    text = f'plan some\nmodel mixtral("tiny")\ncluster h100_sxm\nbatch (global = 8, micro = 1, seq_len = 64)\n{MESH}'
+    found = lint(text + statement, "some.plan", directory=Path()).diagnostics
+    assert [item.message for item in found if item.code == "LP227"] == [problem]
+    dense = text.replace("mixtral", "llama3") + "shard standard on tp (sequence, across_tp)"
+    [problem, *_] = [item.message for item in lint(dense, "some.plan", directory=Path()).diagnostics]
+    assert problem == "the standard layout of this model has no form with `across_tp`"
 
 
 @pytest.mark.parametrize(

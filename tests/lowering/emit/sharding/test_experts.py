@@ -10,7 +10,7 @@ import legoai
 from support import ROOT
 from support.marks import slow_but
 from support.meshed import TRAINING, UNITS
-from support.plans import SEQUENCE_BESIDE_EXPERTS, errors, lowered
+from support.plans import PIECES_OF_EXPERTS, SEQUENCE_BESIDE_EXPERTS, errors, lowered
 from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 HEAD = """\
@@ -78,6 +78,22 @@ mesh (dp_shard = 2, tp = 2, ep = 2)
 {SEQUENCE_BESIDE_EXPERTS}{EXPERTS}
 fsdp on dp_shard {UNITS}
 {DOUBLE}""",
+    "across tensor parallel ranks, one group": f"""
+mesh (dp_shard = 2, tp = 2, ep = 4)
+{PIECES_OF_EXPERTS}
+fsdp on dp_shard {UNITS}
+checkpoint {{ layers.* = full }}
+{DOUBLE}""",
+    "across tensor parallel ranks, two groups": f"""
+mesh (dp_shard = 2, tp = 2, ep = 2)
+{PIECES_OF_EXPERTS}
+fsdp on dp_shard {UNITS}
+{DOUBLE}""",
+    "across tensor parallel ranks of replicas": f"""
+mesh (dp_replicate = 2, tp = 2, ep = 2)
+{PIECES_OF_EXPERTS}
+fsdp on dp_replicate, dp_shard {UNITS}
+{DOUBLE}""",
     "beside context ranks that hold the same": f"""
 mesh (dp_shard = 2, cp = 2, ep = 2)
 {EXPERTS}
@@ -106,7 +122,12 @@ def alone(gloo, data) -> dict:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(PLANS, "over context and data ranks", "beside tensor parallel attention, with checkpointing"),
+    slow_but(
+        PLANS,
+        "over context and data ranks",
+        "beside tensor parallel attention, with checkpointing",
+        "across tensor parallel ranks, one group",
+    ),
 )
 def test_expert_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):

@@ -81,6 +81,21 @@ def test_experts_of_gpt_oss_equal_one_process(gloo, data, tmp_path: Path, expert
         assert_close(result, alone, TOLERANCE)
 
 
+def test_experts_across_tensor_parallel_ranks_equal_one_process(gloo, data):
+    """A router of `transformers` has several results, of each rank's piece of the sequence."""
+    one = program(plan("qwen3_moe", "precision (master = fp64, param = fp64)\n", ranks=1))
+    [[alone]] = gloo(1)(trained, [one], data)
+    across = EXPERTS.replace("mesh (dp_shard = 4, ep = EP)\nshard on ep { model.layers.*.mlp.experts = experts }", (
+        "mesh (dp_shard = 2, tp = 2, ep = 4)\nshard standard on tp (sequence, loss_parallel, across_tp)\n"
+        "shard standard on ep (across_tp)"
+    ))  # fmt: skip
+    four = program(plan("qwen3_moe", across, ranks=4))
+    assert "ExpertParallel(pieces=2, routed=True)" in four
+    assert "SequenceParallelResults(sequence_dim=0)" in four
+    for [result] in gloo(4)(trained, [four], data):
+        assert_close(result, alone, TOLERANCE)
+
+
 def test_gpt_oss_has_no_grouped_products_in_fp64(tmp_path: Path):
     (tmp_path / "gpt_oss.json").write_text(json.dumps(GPT_OSS))
     found = linted(plan("gpt_oss", "precision (master = fp64, param = fp64)\n", ranks=1, options=""), tmp_path)
