@@ -34,7 +34,11 @@ class Mesh(Directive):
     dp_shard: int = option(_SIZE, doc="Data parallel: fully sharded.", default=1)
     cp: int = option(_SIZE, doc="Context parallel: the sequence in pieces.", default=1)
     tp: int = option(_SIZE, doc="Tensor parallel: matrices in pieces.", default=1)
-    ep: int = option(_GROUPS, doc="Expert parallel: experts on different ranks of `dp_shard` and `cp`, and of `tp` where they are `across_tp`.", default=1)
+    ep: int = option(
+        _GROUPS,
+        doc=("Expert parallel: experts on different ranks of `dp_shard` and `cp`, and with `across_tp` of `tp`."),
+        default=1,
+    )
 
     def size(self, axis: str) -> int:
         """The number of ranks along ``axis``."""
