@@ -36,7 +36,7 @@ class Mesh(Directive):
     tp: int = option(_SIZE, doc="Tensor parallel: matrices in pieces.", default=1)
     ep: int = option(
         _GROUPS,
-        doc=("Expert parallel: experts on different ranks of `dp_shard` and `cp`, and with `across_tp` of `tp`."),
+        doc="Expert parallel: experts on different ranks of `dp_shard` and `cp`, and with `across_tp` of `tp`.",
         default=1,
     )
 
