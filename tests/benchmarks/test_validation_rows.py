@@ -97,6 +97,9 @@ def diagnostics(stated: Stated) -> list[str]:
         ("simumax", {**SIMUMAX, "dp_replicate": "1", "tp": "2", "cp": "4"}),
         ("simumax", LATENT),
         ("simumax", {**LATENT, "pp": "2", "dp_replicate": "4", "ep": "4"}),
+        ("simumax", {**LATENT, "tp": "2", "dp_replicate": "4", "ep": "8"}),
+        ("simumax", {**LATENT, "pp": "2", "tp": "2", "dp_replicate": "2", "ep": "4"}),
+        ("simumax", {**LATENT, "tp": "4", "dp_replicate": "2", "ep": "1"}),
     ],
 )
 def test_llama_row_gives_a_clean_plan(source, fields):

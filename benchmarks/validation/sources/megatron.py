@@ -97,10 +97,16 @@ def convert_simumax(row: Row, device: str | None = None) -> Stated:
         batch_of(row),
         mesh(pp=pp, dp_shard=dp, cp=cp, tp=tp, ep=ep),
     )
+    across = ep > 1 and tp > 1
     if ep > 1:
-        draft.add("shard standard on ep")
-    if tp > 1:
+        draft.add(f"shard standard on ep{' (across_tp)' if across else ''}")
+    if tp > 1 and latent:
+        options = f"sequence, loss_parallel{', across_tp' if across else ''}"
+        draft.add(f"shard standard on tp ({options}) {{ tok_embeddings = colwise(output = shard(1)) }}")
+    elif tp > 1:
         draft.add(TENSOR_PARALLEL_LLAMA_LOCAL)
+    if across:
+        draft.assumed.append("no expert is divided: an expert tensor parallel size of 1")
     idle = "" if dp > 1 or cp > 1 else "  # legoai: ignore[LP307] one rank holds all, in units that cast to bf16"
     units = kept_units(reshard_policy(pp), tied=False)
     draft.add(f"fsdp on {', '.join(shards)} {{{idle}\n{units}\n}}", "comm (reduce = last_micro_batch)")
