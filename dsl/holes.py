@@ -99,6 +99,7 @@ def refusals(
             other errors, or whose model is unknown.
         expands: whether rules will stand in the place of `shard auto on tp`.
     """
+    expands = expands and (analysis is None or chooses_styles(analysis))
     for node, asked in _searched(found):
         seen = _seen(node, asked, found, analysis)
         if seen.problem and (complete or not seen.without) and not (expands and _is_expanded(node.span, found, seen)):
@@ -187,6 +188,10 @@ def _seen(node: Auto, asked: Sequence[kinds.Kind], found: Resolution, analysis: 
     if isinstance(node.domain, ListValue) and any(_names_hole(item, found) for item in node.domain.items):
         return _Seen(uses, problem="the values to choose from cannot have holes themselves")
     line, choices = _choices(uses, node, asked, found, analysis)
+    expanded = any(isinstance(owner, Shard) and place_of_rules(owner) == node.span for owner, _ in uses)
+    if (line is not None or expanded) and analysis is not None and not chooses_styles(analysis):
+        problem = "styles are chosen by their cost for tokens, and the model reads none: give "
+        return _Seen(uses, problem=problem + ("rules with a domain" if expanded else "a domain"), without=True)
     if not choices:
         problem, devices = "holes of this kind are not searched without a domain", _open_devices(uses, analysis)
         if devices:
@@ -245,6 +250,11 @@ def _is_expanded(span: Span, found: Resolution, seen: _Seen) -> bool:
     """Whether it is the hole of `shard auto on tp`, in whose place :mod:`legoai.dsl.open_rules` writes rules."""
     owners = [owner for owner, _ in seen.uses if isinstance(owner, Shard)]
     return span.file == found.file.name and any(place_of_rules(owner) == span for owner in owners)
+
+
+def chooses_styles(analysis: Analysis) -> bool:
+    """Whether styles without a domain are searched, whose costs are those of a rank's tokens."""
+    return analysis.plan.batch.seq_len is not None
 
 
 def place_of_rules(shard: Shard) -> Span | None:

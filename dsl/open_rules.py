@@ -12,7 +12,7 @@ from legoai.dsl.formatting.unedited import Unedited
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.syntax import Auto, Statement, Variant
-from legoai.dsl.holes import place_of_rules
+from legoai.dsl.holes import chooses_styles, place_of_rules
 from legoai.dsl.lint import Announce, Linted, lint
 from legoai.specs.directives.shard import Shard
 from legoai.specs.record import replace
@@ -30,12 +30,12 @@ def with_open_rules(
 ) -> Linted:
     """Return the plan with a rule `PATH = auto` for each module that `shard auto on tp` covers.
 
-    A plan without such a statement of its own, or with an unknown model, is returned unchanged. Diagnostics name the
-    lines that a person wrote. ``reopen`` is that of :func:`legoai.dsl.lint.lint`; other arguments are those of
-    :class:`legoai.dsl.open_plan.OpenPlan`.
+    A plan without such a statement of its own, or with a model that is unknown or reads no tokens, is returned
+    unchanged. Diagnostics name the lines that a person wrote. ``reopen`` is that of :func:`legoai.dsl.lint.lint`;
+    other arguments are those of :class:`legoai.dsl.open_plan.OpenPlan`.
     """
     analysis, file = linted.analysis, linted.resolution.file
-    if analysis is None or analysis.manifest is None:
+    if analysis is None or analysis.manifest is None or not chooses_styles(analysis):
         return linted
     edits: list[tuple[Edit, Span]] = []
     for shard in analysis.plan.shard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
@@ -19,6 +18,7 @@ from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.shared_modules import replace_everywhere
 from legoai.runtime.torch_internals.operators import is_traceable_wrapper_subclass
 from legoai.runtime.wrapped import local_part
+from legoai.specs.loggers import OF_TORCHAO, quiet
 
 _IN_FP32: Final = ContextVar("float8_products_in_fp32", default=False)
 
@@ -89,7 +89,7 @@ def compute_float8_scales(models: Iterable[nn.Module]) -> None:
             weight = getattr(module, "weight", None)
             if isinstance(weight, DTensor) and _wraps(weight._local_tensor):
                 by_mesh.setdefault(weight.device_mesh, []).append(module)
-    with _quiet("torch.distributed.tensor._redistribute"):  # one all-reduce for each axis, of a number for each layer
+    with quiet("torch.distributed.tensor._redistribute"):  # one all-reduce for each axis, of a number for each layer
         for layers in by_mesh.values():
             _torchao().precompute_float8_dynamic_scale_for_fsdp(nn.ModuleList(layers))
 
@@ -134,7 +134,7 @@ def _style(name: str, options: dict[str, Any]) -> ParallelStyle:
 def _torchao() -> Any:
     """Return torchao's part for training in float8."""
     try:
-        with _quiet("torchao", "torch.utils._pytree"):  # of kernels that training does not use
+        with quiet(*OF_TORCHAO):
             from torchao import float8
     except ImportError as error:
         raise RunError(
@@ -143,19 +143,6 @@ def _torchao() -> Any:
             help="pip install 'legoai[float8]', or take the float8 rules out of the plan",
         ) from error
     return float8
-
-
-@contextlib.contextmanager
-def _quiet(*loggers: str) -> Iterator[None]:
-    """Limit loggers to errors."""
-    before = [(logger, logger.level) for logger in map(logging.getLogger, loggers)]
-    try:
-        for logger, _ in before:
-            logger.setLevel(logging.ERROR)
-        yield
-    finally:
-        for logger, level in before:
-            logger.setLevel(level)
 
 
 def _wraps(tensor: torch.Tensor) -> bool:

@@ -294,7 +294,8 @@ def _without_output() -> Iterator[None]:
     except OSError:  # the standard output is closed
         yield
         return
-    sys.stdout.flush()
+    if sys.stdout is not None:  # as in a process without one, in which descriptor 1 may be any file
+        sys.stdout.flush()
     try:
         with Path(os.devnull).open("w") as nothing:
             os.dup2(nothing.fileno(), output)

@@ -33,6 +33,8 @@ STATUSES: Final = {
     "interrupted": STOPS["interrupted"],
     "infeasible": "no candidate is feasible",
 }
+_UNBOUNDED: Final = "no simulated candidate is better"
+"""What `bounded` means where what was not simulated has no bound."""
 
 
 def document(
@@ -200,11 +202,12 @@ def _head(solution: Solution) -> Iterator[str]:
     if solution.value is None:
         yield f"no solution: {STATUSES[found.status]}"
     else:
-        known = "" if found.bound is None else f", bound {words.bound(found.bound, dimension)}"
+        known = ", no bound is known" if found.bound is None else f", bound {words.bound(found.bound, dimension)}"
         gap = "" if solution.gap is None else f", gap {words.share(solution.gap)}"
         so_far = ": the best so far" if found.status in ("time_limit", "interrupted") else ""
         value = words.bound(solution.value, dimension)
-        yield f"{objective.metric} {value}{known}{gap} ({STATUSES[found.status]}{so_far})"
+        status = _UNBOUNDED if found.status == "bounded" and found.bound is None else STATUSES[found.status]
+        yield f"{objective.metric} {value}{known}{gap} ({status}{so_far})"
         same = [
             item for item in found.evaluated if item.feasible and rounded(solution.of(item)) == rounded(solution.value)
         ]
@@ -346,5 +349,5 @@ def _failures(solution: Solution) -> Iterator[str]:
     if solution.result.failed:
         count = len(solution.result.failed)
         reason = solution.result.failed[0][1]
-        several = "s could not be simulated, and are" if count > 1 else " could not be simulated, and is"
-        yield f"{count} candidate{several} not in the bound: {reason}"
+        theirs = "their lower bounds count" if count > 1 else "its lower bound counts"
+        yield f"{counted(count, 'candidate')} could not be simulated, and only {theirs}: {reason}"

@@ -155,8 +155,9 @@ class Costs:
 
 
 def _least(bounds: Bounds) -> dict[str, float]:
-    """Least values of figures, where bounds give any."""
-    return {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
+    """Least values of figures, where bounds give any: nothing is known of what takes 0 at least."""
+    known = {"step_time": bounds.step_time, "peak_memory": bounds.memory, "reserved_memory": bounds.memory}
+    return {metric: least for metric, least in known.items() if least > 0.0}
 
 
 def _excludes(bounds: Bounds, item: Requirement) -> bool:

@@ -23,7 +23,8 @@ class SearchResult:
 
     Attributes:
         status: `optimal` where nothing better is left, `bounded` where only splits into stages, buckets, styles or
-            divisions of blocks are that were not tried, `infeasible` where no candidate is feasible.
+            divisions of blocks are that were not tried, or candidates without figures, `infeasible` where no candidate
+            is feasible.
         best: the best feasible candidate.
         bound: no feasible candidate has a better objective; None where nothing is known.
         evaluated: every candidate that was evaluated, in that order.

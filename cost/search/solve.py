@@ -339,7 +339,9 @@ def _conflict(left: Sequence[Requirement], searches: Sequence[SearchResult], unt
     if untried:
         help.append(f"{', '.join(untried)} were tried only where they were likely to be best")
     help += _other_styles(searches[0])
-    tried = " that were tried" if untried else ""
+    failed = dict(item for one in searches for item in one.failed)
+    help += _without_figures(failed)
+    tried = " that were tried" if untried else " that can be simulated" if failed else ""
     return RequirementsConflict.at(
         first.origin.span,
         f"no values of the holes{tried} meet {names}" + (" together" if others else ""),
@@ -379,8 +381,18 @@ def _nothing_fits(plan: OpenPlan, found: SearchResult) -> Diagnostic:
         f"none of {len(found.evaluated)} candidates fits its devices: the smallest reserves {words.size(least)}",
         label="too little memory",
         others=[Label(hole.span, "searched") for hole in plan.holes],
-        help=["use more devices, or give the holes values that take less memory", *_other_styles(found)],
+        help=[
+            "use more devices, or give the holes values that take less memory",
+            *_other_styles(found),
+            *_without_figures(dict(found.failed)),
+        ],
     )
+
+
+def _without_figures(failed: Mapping[Choices, str]) -> list[str]:
+    """Help where candidates could not be simulated, of which any may meet what the others do not."""
+    reasons = list(failed.values())[:1]
+    return [f"{counted(len(failed), 'candidate')} could not be simulated: {reason}" for reason in reasons]
 
 
 def _other_styles(found: SearchResult) -> list[str]:

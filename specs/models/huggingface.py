@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from legoai.specs.loggers import OF_TORCHAO, quiet
 from legoai.specs.models.config_checks import Scalar
 from legoai.specs.models.manifests.cache import read_config
 from legoai.specs.models.manifests.manifest import ManifestError
@@ -76,7 +77,9 @@ def transformers_model(fields: Mapping[str, Any], /, *, where: str = "the config
             f"{where}: {names} above 0: every rank would leave out other layers at random, and wait for the others",
             "set to 0 " + ("in the file" if "." in arguments else f"by arguments: `huggingface(…, {arguments})`"),
         )
-    return _model_class(transformers, where, fields, config)(config)
+    with quiet(*OF_TORCHAO):  # the module of a class is imported when it is asked for
+        model_class = _model_class(transformers, where, fields, config)
+    return model_class(config)
 
 
 def transformers_config(fields: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from legoai.dsl.analysis.stages.pipeline import stage_count
 from legoai.dsl.formatting import edit
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
+from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import has_hole
 from legoai.specs.directives.hole import Hole, Undecided
@@ -130,6 +131,19 @@ REFUSED = [
     ("let k = auto in [1, 2]\n" + BATCH + "mesh (dp_shard = rest, tp = auto in [4, k])\nshard standard on tp\n"
      "fsdp blocks on dp_shard", "cannot have holes"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("statement", ["shard on tp { head = auto }", "shard auto on tp"])
+def test_styles_of_a_model_without_tokens_need_a_domain(statement: str):
+    text = 'plan test\nmodel vit("tiny")\ncluster cpu(devices = 4)\nbatch (global = 8, micro = 2)\nmesh (tp = 4)\n'
+    linted = lint(text + statement, "test.plan", directory=Path())
+    [refused] = linted.diagnostics
+    assert refused.code == "LP012"
+    assert "the model reads none" in refused.message
+    assert refused.help == ("name the values to choose from: `auto in [a, b]`",)
+    assert OpenPlan(with_open_rules(linted, directory=Path()), directory=Path()).refused == [refused]
+    of_domain = text + "shard on tp { head = auto in [none, colwise(input = replicate, output = replicate)] }"
+    assert not lint(of_domain, "test.plan", directory=Path()).diagnostics
 
 
 @pytest.mark.parametrize(("text", "why"), REFUSED)

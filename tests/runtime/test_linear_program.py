@@ -92,6 +92,13 @@ def test_equal_programs_have_equal_solutions_without_output_or_warning(capfd: py
 
 
 @NEEDS_SOLVER
+def test_process_without_standard_output_solves(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert knapsack(5, 1).solve(solver="highs").status == "optimal"
+    assert capfd.readouterr() == ("", "")
+
+
+@NEEDS_SOLVER
 def test_interrupt_stops_the_solver():
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

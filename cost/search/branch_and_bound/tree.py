@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Final
 
 from legoai.cost.search.baselines import likely_baselines
@@ -149,7 +149,7 @@ class Search:
         bounds = [item[0] for item in self.nodes.heap]
         if found.best is not None:
             best = self.state.best_cost
-            bounds.append(self.nodes.least_untried(best))
+            bounds += [self.nodes.least_untried(best), *self._least_without_figures()]
             if not self.state.costs.is_less(min(bounds), best):
                 bounds = [best]
             elif found.status == "optimal":
@@ -159,6 +159,13 @@ class Search:
         if found.status in ("optimal", "bounded"):
             found.bounded += sum(self.nodes.below(item[2]) for item in self.nodes.heap)
         return found
+
+    def _least_without_figures(self) -> Iterator[float]:
+        """Bounds of the candidates that could not be simulated, any of which may run nevertheless."""
+        for choices, _ in self.state.found.failed:
+            bounded = self.state.bounded(choices)
+            if bounded is not None:
+                yield bounded
 
     def _run(self) -> None:
         nothing: Choices = (None,) * len(self.state.plan.holes)

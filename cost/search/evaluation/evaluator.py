@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import pickle
 import re
 import time
@@ -410,7 +411,8 @@ def _outcome(  # noqa: PLR0917
 ) -> Outcome:
     try:
         # A candidate's records are gone when its figures are known, and no pass over them frees anything earlier.
-        with contextlib.redirect_stdout(None), uncollected():
+        # A model may write and flush as it does where its output is shown.
+        with Path(os.devnull).open("w") as nothing, contextlib.redirect_stdout(nothing), uncollected():
             return _figures(program, plan, manifest, directory, profile, whole)
     except CannotEstimateError as error:
         return NoFigures(reason=str(error))

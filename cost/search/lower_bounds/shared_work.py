@@ -33,7 +33,7 @@ from legoai.dsl.analysis.parallelism.mesh import devices_per_host
 from legoai.dsl.analysis.stages.pipeline import splits_backward
 from legoai.specs.directives.mesh import DATA_AXES
 from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.plan import Plan
+from legoai.specs.plan import Plan, holes_of
 
 _LEFT_OUT: Final = frozenset({
     "name", "defaults", "format", "pipeline", "offload", "allocator", "optimizer", "clip", "schedule", "data",
@@ -285,9 +285,13 @@ def straddles_hosts(analysis: Analysis) -> bool:
 
 @fact
 def shared_key(analysis: Analysis) -> str | None:
-    """What decides what a micro batch's layers run one after another; None of a plan with holes."""
+    """What decides what a micro batch's layers run one after another; None of a plan with holes that may.
+
+    Which collectives share a bucket decides nothing of it, unless the compiler schedules them.
+    """
     plan = analysis.plan
-    if any(True for _ in plan.holes()):
+    decided = [one for one in plan.directives() if one is not plan.comm or plan.compile is not None]
+    if any(True for one in decided for _ in holes_of(one)):
         return None
     body = {name: value for name, value in plan.canonical().items() if name not in _LEFT_OUT}
     mesh, batch, cluster = (dict(body.get(name, {})) for name in ("mesh", "batch", "cluster"))
@@ -319,7 +323,8 @@ def _of_compiled(analysis: Analysis, name: str, held: Any) -> object:
 
 def _block_key(analysis: Analysis) -> str | None:
     """What decides what a block of a pipeline runs for one micro batch; None without one, or of a plan with holes."""
-    key = shared_key(analysis) if analysis.plan.pipeline is not None else None
+    is_decided = analysis.plan.pipeline is not None and not any(True for _ in analysis.plan.holes())
+    key = shared_key(analysis) if is_decided else None
     if key is not None and straddles_hosts(analysis):
         return None  # what a block takes depends on its stage
     # In the second half of a backward, sums of gradients are recorded outside of layers.

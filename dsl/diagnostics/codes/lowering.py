@@ -52,10 +52,10 @@ class HoleNotSearched(Rule):
 
     Holes are searched if their values affect the simulated cost: mesh axes, the micro batch, the pipeline,
     checkpointing, units of `fsdp`, `loss`, `attention`, `comm`, `compile`, `offload` and `context`. A hole of another
-    kind is searched if it lists its values: `auto in [a, b]`. Settings that affect what is learned and not what a step
-    costs, such as a learning rate or the global batch, are never searched. Values to choose from have no holes
-    themselves. A hole of a base plan is filled when that plan is solved, and keeps its answer in this one. `--set`
-    gives a name a value, and opens no hole.
+    kind is searched if it lists its values: `auto in [a, b]`; so are styles of a model that reads no tokens. Settings
+    that affect what is learned and not what a step costs, such as a learning rate or the global batch, are never
+    searched. Values to choose from have no holes themselves. A hole of a base plan is filled when that plan is solved,
+    and keeps its answer in this one. `--set` gives a name a value, and opens no hole.
 
     ## Example
     ```

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.cost.report.solution import terminal, verdict
 from legoai.cost.search.branch_and_bound.nodes import Nodes
-from legoai.cost.search.evaluation.evaluator import Outcome, OutOfTimeError
+from legoai.cost.search.evaluation.evaluator import NoFigures, Outcome, OutOfTimeError
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.question import solved_digest
@@ -265,9 +265,42 @@ def test_a_tie_of_the_objective_is_stated():
 
 @pytest.mark.parametrize(
     ("count", "words"),
-    [(1, "1 candidate could not be simulated, and is"), (2, "2 candidates could not be simulated, and are")],
+    [
+        (1, "1 candidate could not be simulated, and only its lower bound counts"),
+        (2, "2 candidates could not be simulated, and only their lower bounds count"),
+    ],
 )
 def test_candidates_without_figures_are_counted_in_words(count: int, words: str):
     solution = solve(opened(TEXT), Drawn(1))
     solution.result.failed = [((0,), "no kernel")] * count
-    assert f"{words} not in the bound: no kernel\n" in terminal(solution, top=1)
+    assert f"{words}: no kernel\n" in terminal(solution, top=1)
+
+
+class Failing(Priced):
+    """Blocks without recomputation, which is best, cannot be simulated."""
+
+    def figures(self, analysis: Analysis) -> Outcome:
+        names = [rule.treatment.name for rule in analysis.plan.checkpoint.rules]
+        return NoFigures(reason="no kernel") if names == ["none"] else super().figures(analysis)
+
+
+def test_candidate_without_figures_may_be_better_by_its_bound():
+    solution = solve(opened(priced("")), Failing(1))
+    assert solution.value == 1.2
+    assert solution.result.status == "bounded"
+    assert 0.0 < solution.result.bound < 1.2
+    assert solution.text(solution.best.choices).splitlines()[-1].endswith(f"gap {solution.gap * 100:.6g}%")
+
+
+def test_candidate_without_figures_or_bound_leaves_the_gap_unknown():
+    solution = solve(opened(priced("minimize recompute\n")), Failing(1))
+    assert (solution.result.status, solution.result.bound, solution.gap) == ("bounded", None, None)
+    assert solution.text(solution.best.choices).splitlines()[-1].endswith("gap unknown")
+    [first, *_] = terminal(solution).splitlines()
+    assert first.endswith("no bound is known (no simulated candidate is better)")
+
+
+def test_conflict_tells_of_candidates_without_figures():
+    [item] = solve(opened(priced("require recompute <= 1%\n")), Failing(1)).diagnostics
+    assert item.message == "no values of the holes that can be simulated meet `recompute <= 1%`"
+    assert "1 candidate could not be simulated: no kernel" in item.help

@@ -1,5 +1,7 @@
 """Models of `transformers` as they are trained."""
 
+import logging
+
 import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -7,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from legoai.runtime.device import Device
 from legoai.runtime.initialize import materialize
+from legoai.specs.models import huggingface
 from legoai.specs.models.first_values import construct
 from legoai.specs.models.huggingface import transformers_config, transformers_model
 from legoai.specs.models.manifests.described.describe import describe
@@ -32,6 +35,22 @@ def test_fields_are_left_as_they_are():
     fields = {"model_type": "llama", **SMALL, "rope_scaling": rope}
     transformers_config(fields)
     assert rope == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_import_of_torchao_for_quantised_weights_is_quiet(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    found = huggingface._model_class
+
+    def importing(*arguments: object) -> type:
+        logging.getLogger("torchao").warning("Failed to load")
+        logging.getLogger("torchao").error("an error")
+        return found(*arguments)
+
+    monkeypatch.setattr(huggingface, "_model_class", importing)
+    with torch.device("meta"):
+        transformers_model({"model_type": "llama", **SMALL})
+    assert [record.message for record in caplog.records if record.name == "torchao"] == ["an error"]
 
 
 def test_activation_whose_constructor_alone_knows_its_parameters_starts_with_them():

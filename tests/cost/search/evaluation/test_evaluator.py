@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 import legoai
-from legoai.cost.search.evaluation.evaluator import Figures, Outcome, OutOfTimeError, Simulation
+from legoai.cost.search.evaluation.evaluator import Figures, Outcome, OutOfTimeError, Simulation, _outcome
 from legoai.cost.search.evaluation.figures_cache import read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
-from support.marks import some_slow
+from support.marks import NEEDS_SOLVER, some_slow
 from support.simulated import in_a_fork
 
 TEXT = """\
@@ -55,6 +55,32 @@ def test_equal_programs_are_simulated_once_and_cached(tmp_path: Path):
     assert (again, simulated) == (found, 1)
     [figures] = kept.values()
     assert figures["metrics"]["step_time seconds"] == found[0].step_time > 0.0
+
+
+BUDGETS = TEXT.replace(
+    "pipeline on pp (schedule = auto in [GPipe, 1F1B])",
+    "checkpoint { layers.* = budget(auto in [50%, 75%], by = ilp) }",
+)
+
+
+def outcomes(text: str, directory: Path) -> list[Outcome]:
+    """The outcomes of both candidates of a plan."""
+    plan = OpenPlan(lint(text, "test.plan", directory=directory), directory=directory)
+    with Simulation(directory=directory, workers=2) as evaluator:
+        return list(evaluator.evaluate([plan.candidate([index]).analysis for index in range(2)], None))
+
+
+@NEEDS_SOLVER
+def test_budgets_by_an_integer_program_are_simulated():
+    """What a simulation writes is discarded, and the solver's output once more."""
+    assert [type(one) for one in outcomes(BUDGETS, Path())] == [Figures, Figures]
+
+
+def test_simulation_may_flush_what_it_writes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """As a model's own code may."""
+    monkeypatch.setattr(f"{Simulation.__module__}._figures", lambda *_: print("from a model", flush=True))
+    _outcome(*[None] * 6)
+    assert capsys.readouterr().out == ""
 
 
 def begun_before(*, asked_at_once: bool) -> tuple[list[Figures], int, int]:
