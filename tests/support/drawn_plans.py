@@ -237,14 +237,15 @@ def drawn_plans(draw: st.DrawFn, *, foreign: bool = False) -> DrawnPlan:
     sizes = _sizes(values, name, manifest)
     dimensions = _dimensions(values, name) if foreign else ()
     found: list[Drawn] = [Drawn("model", Called(name, (("", f'"{preset}"'), *dimensions)))]
+    across_tp = foreign and sizes["tp"] > 1 and sizes["ep"] > 1 and values.chance(50)
     for keyword in FAMILIES:
         if keyword == "model":
             continue
         declared = family(keyword)
         for axes in _axes(values, declared, sizes):
             fitting = _fitting(values, keyword, sizes, manifest)
-            if foreign and keyword == "shard" and values.chance(50):
-                found.append(_standard(values, axes))
+            if foreign and keyword == "shard" and values.chance(95 if across_tp else 50):
+                found.append(_standard(values, axes, across_tp=across_tp))
                 continue
             found.append(_statement(values, declared, axes, fitting, preset if name == "huggingface" else name))
     return DrawnPlan(tuple(found))
@@ -279,11 +280,12 @@ def _dimensions(values: _Values, name: str) -> tuple[tuple[str, str], ...]:
     return values.one(_DIMENSIONS[name]) if name in _DIMENSIONS and values.chance(50) else ()
 
 
-def _standard(values: _Values, axes: tuple[str, ...]) -> Drawn:
-    """A standard layout, with some of its options on `tp`."""
+def _standard(values: _Values, axes: tuple[str, ...], *, across_tp: bool) -> Drawn:
+    """A standard layout, with some of its options."""
     names = ("sequence", "loss_parallel") if axes == ("tp",) else ()
-    options = tuple((name, "true") for name in names if values.chance(60))
-    return Drawn("shard", "standard", axes, options)
+    chosen = [name for name in names if (across_tp and name == "sequence") or values.chance(60)]
+    chosen += ["across_tp"] if across_tp else []
+    return Drawn("shard", "standard", axes, tuple((name, "true") for name in chosen))
 
 
 def _sizes(values: _Values, model: str, manifest: Manifest) -> dict[str, int]:
