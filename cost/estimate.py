@@ -424,7 +424,8 @@ def _running() -> Iterator[None]:
         with kept_random_state(), warnings.catch_warnings():
             # The same warnings appear in a run.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
-            warnings.filterwarnings("ignore", message=".* in module LeftOut")  # which has the submodules of none
+            # Of autocast of CUDA where a CPU is simulated, and of a module that has the submodules of none.
+            warnings.filterwarnings("ignore", message="CUDA is not available or torch_xla|.* in module LeftOut")
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error
