@@ -422,9 +422,8 @@ def _running() -> Iterator[None]:
 
     try:
         with kept_random_state(), warnings.catch_warnings():
-            # The same warnings appear in a run.
+            # The same appear in a run, also of autocast of CUDA on a CPU. No module of a model is called LeftOut.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
-            # Of autocast of CUDA where a CPU is simulated, and of a module that has the submodules of none.
             warnings.filterwarnings("ignore", message="CUDA is not available or torch_xla|.* in module LeftOut")
             yield
     except SimulationError as error:
