@@ -171,7 +171,7 @@ def _caller() -> FrameType | None:
 
 @contextlib.contextmanager
 def autocast_without_device() -> Iterator[None]:
-    """Let `torch.autocast` be made and entered for the meta device, as for a CPU, and for a GPU that is not there.
+    """Let `torch.autocast` be made and entered for a GPU that is not there, and for the meta device as for a GPU.
 
     It does nothing with tensors on the meta device.
     """
@@ -182,7 +182,7 @@ def autocast_without_device() -> Iterator[None]:
     )
 
     def make(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        made(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+        made(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     torch.autocast.__init__ = make  # type: ignore[method-assign]
     cuda_amp.amp_definitely_not_available = lambda: False
