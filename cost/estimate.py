@@ -14,7 +14,7 @@ from typing import Final
 
 from legoai.cost import assumptions
 from legoai.cost.composed import SteadyBlock, composed_breakdown, composes
-from legoai.cost.kernels.model_flops import model_flops
+from legoai.cost.kernels.model_flops import model_flops, product_dtype
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
 from legoai.cost.machine.op_costs import OpCosts
@@ -98,7 +98,7 @@ class Estimate:
         unit: of these: `tokens` or `samples`.
         model_flops: of the model in a step, on all devices; see :func:`legoai.cost.kernels.model_flops.model_flops`.
         flops_convention: how they were counted.
-        peak_flops: of one device, dense, in the dtype in which the plan computes, per second.
+        peak_flops: of one device, dense, in the dtype of most products of the forward, per second.
         peak_source: source of that figure.
         ranks: those that were simulated: one, or one for each rank of the pipeline.
         host_memory: of offloaded state; None where none is.
@@ -261,11 +261,11 @@ def estimate(
         machine = dataclasses.replace(
             machine, expandable_segments=expandable_segments(plan), world=World(world, plan.mesh.pp)
         )
-        peak, source = machine.peak(plan.precision.param)
         with _importable(author_folder(plan.model.family, directory)):
             simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
             say("adding up")
             steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
+            peak, source = machine.peak(product_dtype(plan, steps), plan.precision.param)
             alone = functools.partial(products_on_one_device, plan, manifest, directory, machine.device, _running)
             flops, convention = model_flops(plan, manifest, steps, alone)
     except (ProfileError, CatalogueError, NoModelError) as error:
@@ -422,9 +422,9 @@ def _running() -> Iterator[None]:
 
     try:
         with kept_random_state(), warnings.catch_warnings():
-            # The same warnings appear in a run.
+            # The same appear in a run, also of autocast of CUDA on a CPU. No module of a model is called LeftOut.
             warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.")
-            warnings.filterwarnings("ignore", message=".* in module LeftOut")  # which has the submodules of none
+            warnings.filterwarnings("ignore", message="CUDA is not available or torch_xla|.* in module LeftOut")
             yield
     except SimulationError as error:
         raise CannotEstimateError(str(error)) from error

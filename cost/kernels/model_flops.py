@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, cast
 
@@ -9,8 +10,12 @@ from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.magnitudes.flops import DECODERS, FORMULA, FORWARD_AND_BACKWARD, flops_per_token
 from legoai.runtime.attention.blocks import Balance, Block, blocks_of_rank
+from legoai.specs.dtypes import ITEM_BYTES, TORCH_DTYPES
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.plan import Plan
+
+_PLAN_DTYPES: Final = {of_torch: name for name, of_torch in TORCH_DTYPES.items()}
+_FLOATING: Final = frozenset(dtype for dtype in ITEM_BYTES if dtype.startswith(("float", "bfloat")))
 
 CAPTURED: Final = "3 times the forward products that were captured, on all ranks"
 CAPTURED_ALONE: Final = "3 times the forward products that were captured on one device, of all micro batches"
@@ -51,16 +56,38 @@ def model_flops(
     return float(FORWARD_AND_BACKWARD * forward * plan.mesh.world_size / len(steps)), CAPTURED
 
 
+def product_dtype(plan: Plan, steps: Mapping[int, Sequence[Item]]) -> str:
+    """Return the plan's name of the dtype in which most of the forward's FLOPs are.
+
+    That of `precision param` for the built-in decoders, and for products in float8; other models may cast by
+    themselves, as under `torch.autocast`.
+
+    Args:
+        plan: the plan.
+        steps: as of :func:`model_flops`.
+    """
+    param = plan.precision.param
+    if plan.model.family in DECODERS:
+        return param
+    flops: Counter[str] = Counter({param: 0})  # the first of equal ones
+    for items in steps.values():
+        for item in items:
+            for dtype, amount in _forward(item).by_dtype:
+                flops[_PLAN_DTYPES.get(dtype, param)] += amount
+    return max(flops, key=lambda name: flops[name])
+
+
 def forward_products(items: Iterable[Item]) -> int:
     """Return the forward FLOPs of the items of a trace."""
     return sum(_forward(item).products for item in items)
 
 
 class _Flops(NamedTuple):
-    """Forward FLOPs of all kernels, and those among them of attention under a causal mask."""
+    """Forward FLOPs of all kernels, those among them of attention under a causal mask, and all by torch's dtype."""
 
     products: int = 0
     causal: int = 0
+    by_dtype: tuple[tuple[str, int], ...] = ()
 
 
 class ForwardFlops:
@@ -68,7 +95,12 @@ class ForwardFlops:
 
     def __init__(self, segment: Segment) -> None:
         found = list(map(_forward, segment.records))
-        self.total = _Flops(sum(item.products for item in found), sum(item.causal for item in found))
+        dtypes: Counter[str] = Counter()
+        for item in found:
+            dtypes.update(dict(item.by_dtype))
+        self.total = _Flops(
+            sum(item.products for item in found), sum(item.causal for item in found), tuple(dtypes.items())
+        )
 
 
 def _forward(item: Item) -> _Flops:
@@ -77,7 +109,10 @@ def _forward(item: Item) -> _Flops:
         return item.segment.summary(ForwardFlops).total
     if not isinstance(item, Kernel) or item.phase != "forward":
         return _Flops()
-    return _Flops(item.flops, item.flops if item.attributes.get("causal") else 0)
+    if not item.flops:
+        return _Flops()
+    dtypes = (one.dtype for one in item.inputs if one.dtype in _FLOATING)
+    return _Flops(item.flops, item.flops if item.attributes.get("causal") else 0, ((next(dtypes, ""), item.flops),))
 
 
 def _skipped(plan: Plan, rank: int) -> float:

@@ -82,10 +82,14 @@ class Machine:
             self.profile, None if fabric is None or link == "intra_host" else fabric.collective_channels
         )
 
-    def peak(self, dtype: str) -> tuple[float, str]:
+    def peak(self, dtype: str, otherwise: str = "") -> tuple[float, str]:
         """Floating-point operations per second of dense products of a dtype, and where the figure is from.
 
         The datasheet's where it has one, whatever runs were measured; else the most that the profile's times allow.
+
+        Args:
+            dtype: the plan's name of it.
+            otherwise: the dtype whose rate is returned where there is none for the first.
 
         Raises:
             ProfileError: neither the device's datasheet nor its profile has a rate for the dtype.
@@ -94,6 +98,8 @@ class Machine:
             return self.device.peak(dtype), f"datasheet of {self.device.name}"
         except CatalogueError:
             model = self.profile.products.get(dtype)
+            if model is None and otherwise not in ("", dtype):
+                return self.peak(otherwise)
             if model is None:
                 raise ProfileError(f"neither the catalogue nor the profile has a rate for {dtype}") from None
             return model.peak(dtype), f"profile of {self.profile.name}"

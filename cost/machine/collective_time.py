@@ -110,10 +110,13 @@ def estimate(
 def slowest_placement(collective: Collective, network: Network, profile: Profile, world: World | None) -> Placement:
     """Return the placement of the slowest of the groups that run a collective; of its own group, without a world.
 
+    Also of a copy from a peer: its two ends are no group, so that those beside it cannot be found from them, and all of
+    a group that shares symmetric memory are on one host.
+
     Raises:
         ProfileError: the profile has no measurement of any collective on the device's own links.
     """
-    if world is None:
+    if world is None or collective.kind == "peer_copy":
         return placement(collective.ranks, network.devices_per_host)
     places = group_placements(collective.ranks, network.devices_per_host, world)
     return slowest(places, collective.kind, collective.bytes, network, profile)

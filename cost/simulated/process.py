@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from legoai.cost.simulated.autocast_device import autocast_device
 from legoai.cost.simulated.calls import counted_functions
 from legoai.cost.simulated.device import (
     SIM,
@@ -87,6 +88,7 @@ def simulated_device(
             without_dynamo(),
             _noted_policies(recorder),
             counted_functions(recorder),
+            autocast_device(kind),
         ):
             stack.enter_context(patch)
         for name, silent in (("__enter__", _itself), ("__exit__", _nothing)):

@@ -49,7 +49,7 @@ _MODELS: Final = {
     "llama3": re.compile(r"llama-?3(?:[.\d]|-\d(?!\d*b))*-?(\d+b)"),
     "mixtral": re.compile(r"mixtral-?(8x\d+b)"),
     "deepseek": re.compile(r"deepseek-?(v3|v2-lite|v2)"),
-    "gpt2": re.compile(r"gpt-?2-?(small|medium|large|xl|124m)?"),
+    "gpt2": re.compile(r"gpt-?2-?(small|medium|large|xl|124m|355m|774m|1\.5b)?"),
     "gpt3": re.compile(r"gpt-?3-([\d.]+[mb])"),
 }
 """Names of models as the hub, papers and other tools write them."""

@@ -15,6 +15,14 @@ _STAGES_TEST: Final = "distributed/test_pipelines.py::test_every_action_and_tran
 _TRANSFERS_TEST: Final = "distributed/test_pipelines.py::test_transfers_have_the_phase_of_the_action_that_they_serve"
 _PASSES_TEST: Final = "distributed/test_pipelines.py::test_one_rank_represents_an_equal_rank"
 _ESTIMATOR_TEST: Final = "test_tools.py::test_torch_runtime_estimator_runs_without_a_gpu"
+_OF_AUTOCAST: Final[tuple[tuple[str, Kind, str, str], ...]] = (
+    ("torch:is_autocast_enabled", "builtin", "", "test_state_of_cuda_is_that_of_the_simulated_gpu"),
+    ("torch:get_autocast_dtype", "builtin", "", "test_state_of_cuda_is_that_of_the_simulated_gpu"),
+    ("torch:get_autocast_gpu_dtype", "builtin", "", "test_state_of_cuda_is_that_of_the_simulated_gpu"),
+    ("torch:set_autocast_enabled", "builtin", "", "test_autocast_of_cuda_is_on"),
+    ("torch:set_autocast_dtype", "builtin", "", "test_autocast_of_cuda_is_on"),
+    ("torch.amp.autocast_mode:_cast", "function", "value, device_type, dtype", "test_inputs_are_cast_for_cuda"),
+)
 
 _SIMULATION: Final = (
     Patch(
@@ -109,6 +117,27 @@ _SIMULATION: Final = (
         kind="builtin",
         why="casts of parameters, which the simulated device's own rules keep, end when torch's do",
         test="test_simulation.py::test_cast_cache_ends_with_autocast",
+    ),
+    *(
+        Patch(
+            path=path,
+            kind=kind,
+            parameters=parameters,
+            why="a model names the device that is simulated, whose tensors are on the simulated device",
+            test=f"test_autocast.py::{test}",
+        )
+        for path, kind, parameters, test in _OF_AUTOCAST
+    ),
+    Patch(
+        path="torch.cuda.amp.common:amp_definitely_not_available",
+        why="autocast of CUDA would be off where this process has no GPU, though one is simulated",
+        test="test_autocast.py::test_autocast_of_cuda_is_on",
+    ),
+    Patch(
+        path="torch.cuda:is_bf16_supported",
+        parameters="including_emulation",
+        why="autocast of CUDA in bf16 would ask the driver of a GPU that this process does not have",
+        test="test_autocast.py::test_autocast_of_cuda_is_on",
     ),
     Patch(
         path="torch.distributed.tensor._sharding_prop:ShardingPropagator.propagate_op_sharding_non_cached",

@@ -74,14 +74,20 @@ def _gpt(dim: int, n_layers: int, n_heads: int, max_seq_len: int) -> GPTConfig:
 
 # Radford et al. 2019, table 2; heads from the released hparams.json.
 _GPT2_SMALL = _gpt(768, 12, 12, 1024)
+_GPT2_MEDIUM = _gpt(1024, 24, 16, 1024)
+_GPT2_LARGE = _gpt(1280, 36, 20, 1024)
+_GPT2_XL = _gpt(1600, 48, 25, 1024)
 
 GPT2_PRESETS: Mapping[str, GPTConfig] = types.MappingProxyType(
     {
         "small": _GPT2_SMALL,
         "124m": _GPT2_SMALL,
-        "medium": _gpt(1024, 24, 16, 1024),
-        "large": _gpt(1280, 36, 20, 1024),
-        "xl": _gpt(1600, 48, 25, 1024),
+        "medium": _GPT2_MEDIUM,
+        "355m": _GPT2_MEDIUM,
+        "large": _GPT2_LARGE,
+        "774m": _GPT2_LARGE,
+        "xl": _GPT2_XL,
+        "1.5b": _GPT2_XL,
     }
 )
 

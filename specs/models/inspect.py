@@ -26,7 +26,7 @@ from legoai.specs.models.manifests.dependency_recorder import DependencyRecorder
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.manifest import Manifest, ManifestError
 from legoai.specs.models.source import ModelSource
-from legoai.specs.models.torch_internals import import_compiler
+from legoai.specs.models.torch_internals import autocast_without_device, import_compiler
 
 
 def inspect_model(source: ModelSource, base_directory: Path, *, steps: bool = False) -> Manifest:
@@ -35,7 +35,8 @@ def inspect_model(source: ModelSource, base_directory: Path, *, steps: bool = Fa
     Raises:
         ManifestError: it cannot be built.
     """
-    model, first_values = construct(lambda: build_model(source, base_directory))
+    with autocast_without_device():  # a constructor may make one, and a decorator at import
+        model, first_values = construct(lambda: build_model(source, base_directory))
     if source.kind == "huggingface":
         # Without a cache, masking reads positions to look for packed sequences; meta tensors have no values.
         config: Any = model.config

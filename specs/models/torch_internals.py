@@ -17,6 +17,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor as is_transformed
 # Class of `torch.ops.aten.add.Tensor`, for annotations.
 from torch._ops import OpOverload
 
+# Whether autocast of CUDA is turned off for want of a GPU.
+from torch.cuda.amp import common as cuda_amp
+
 # Holds whether a trace is in progress; what a trace cannot contain asks for it.
 from torch.fx import _symbolic_trace as symbolic_trace
 
@@ -168,21 +171,28 @@ def _caller() -> FrameType | None:
 
 @contextlib.contextmanager
 def autocast_without_device() -> Iterator[None]:
-    """Let `torch.autocast` be entered for the meta device, and for a GPU that is not there, as for a CPU.
+    """Let `torch.autocast` be made and entered for a GPU that is not there, and for the meta device as for a GPU.
 
     It does nothing with tensors on the meta device.
     """
-    made = torch.autocast.__init__
+    made, absent, has_bf16 = (
+        torch.autocast.__init__,
+        cuda_amp.amp_definitely_not_available,
+        torch.cuda.is_bf16_supported,
+    )
 
     def make(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-        there = device_type != "meta" and (device_type != "cuda" or torch.cuda.is_available())
-        made(self, device_type if there else "cpu", *args, **kwargs)
+        made(self, "cuda" if device_type == "meta" else device_type, *args, **kwargs)
 
     torch.autocast.__init__ = make  # type: ignore[method-assign]
+    cuda_amp.amp_definitely_not_available = lambda: False
+    torch.cuda.is_bf16_supported = lambda including_emulation=True: True
     try:
         yield
     finally:
         torch.autocast.__init__ = made  # type: ignore[method-assign]
+        cuda_amp.amp_definitely_not_available = absent
+        torch.cuda.is_bf16_supported = has_bf16
 
 
 @contextlib.contextmanager

@@ -104,6 +104,18 @@ def attention_widths(analysis: Analysis, path: str) -> tuple[int, int] | None:
     return None if call is None or not call.queries else (call.queries[-1], call.queries[-1])
 
 
+def attention_dtypes(analysis: Analysis, path: str) -> frozenset[str]:
+    """The dtypes in which an attention module attends on a GPU: the plan's, and those to which the model itself casts.
+
+    Autocast leaves fp64 as it is. Where no call is recorded, the dtype is the plan's.
+    """
+    assert analysis.manifest is not None
+    param, calls = analysis.plan.precision.param, analysis.manifest.modules[path].attention_calls
+    if param == "fp64" or not calls:
+        return frozenset({param})
+    return frozenset(call.casts or param for call in calls)
+
+
 @fact
 def possible_kernels(analysis: Analysis) -> frozenset[str]:
     """The kernels that the plan may use: the one that it names, or those with which its hole may be answered."""

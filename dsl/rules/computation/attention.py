@@ -7,6 +7,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.attention import (
+    attention_dtypes,
     attention_heads,
     attention_modules,
     attention_widths,
@@ -70,7 +71,7 @@ class KernelTakesDtype(Check):
     """An attention kernel that does not take the dtype of computation.
 
     On CUDA devices `flash` and `cudnn` take bf16 and fp16, and `efficient` also fp32. PyTorch raises when the
-    first step calls the kernel.
+    first step calls the kernel. A model whose own forward enters `torch.autocast` attends in the dtype of that.
 
     ## Example
     ```
@@ -93,6 +94,10 @@ class KernelTakesDtype(Check):
         legal = _CUDA_DTYPES.get(plan.attention.kernel)
         if legal is None or device is None or device.kind != "cuda" or plan.precision.param in legal:
             return
+        if analysis.manifest is not None:
+            modules = attention_modules(analysis)
+            if modules and all(attention_dtypes(analysis, path).issubset(legal) for path in modules):
+                return
         kernel, param = plan.attention.kernel, plan.precision.param
         others = [name for name, dtypes in _CUDA_DTYPES.items() if param in dtypes]
         yield self.at(
@@ -131,17 +136,21 @@ class HeadFits(Check):
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
         attention, manifest, device = analysis.plan.attention, analysis.manifest, analysis.device
-        kernel, dtype = attention.kernel, analysis.plan.precision.param
+        kernel = attention.kernel
         if not isinstance(kernel, str) or manifest is None or device is None or device.kind != "cuda":
             return
         capability = device.compute_capability
         for path in attention_modules(analysis):
             widths = attention_widths(analysis, path)
-            if (
-                widths is None
-                or widths[0] != widths[1]
-                or takes_widths(kernel, widths, capability=capability, dtype=dtype)
-            ):
+            if widths is None or widths[0] != widths[1]:
+                continue
+            refusing = (
+                dtype
+                for dtype in sorted(attention_dtypes(analysis, path))
+                if not takes_widths(kernel, widths, capability=capability, dtype=dtype)
+            )
+            dtype = next(refusing, None)
+            if dtype is None:
                 continue
             width, largest = widths[0], largest_head(kernel, widths, capability=capability)
             taken = f"whose features are a multiple of {head_multiple(kernel, dtype)} in {dtype}"
@@ -160,16 +169,21 @@ class HeadFits(Check):
 
 def _usable(analysis: Analysis, path: str) -> str:
     """The kernels that take the heads of an attention on the plan's device, besides `default`."""
-    device, dtype = analysis.device, analysis.plan.precision.param
+    device, dtypes = analysis.device, attention_dtypes(analysis, path)
     widths, heads = attention_widths(analysis, path), attention_heads(analysis, path)
     assert device is not None and widths is not None
     names = ["math"]
     if device.kind == "cuda":
-        fused = [name for name, dtypes in _CUDA_DTYPES.items() if dtype in dtypes]
+        fused = [name for name, legal in _CUDA_DTYPES.items() if dtypes.issubset(legal)]
         if heads["n_kv_heads"] not in (0, heads["n_heads"]):
             fused = [name for name in fused if name != "efficient"]  # it does not share heads of keys
         capability = device.compute_capability
-        names = [name for name in fused if takes_widths(name, widths, capability=capability, dtype=dtype)] + names
+        taken = [
+            name
+            for name in fused
+            if all(takes_widths(name, widths, capability=capability, dtype=dtype) for dtype in dtypes)
+        ]
+        names = taken + names
     return " or ".join(f"`{name}`" for name in names)
 
 

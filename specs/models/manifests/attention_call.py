@@ -18,6 +18,8 @@ class AttentionCall(NamedTuple):
     """Whether `dropout_p` is more than 0, in training."""
     grouped: bool
     """Whether `enable_gqa` is set."""
+    casts: str = ""
+    """The dtype to which the model's own `torch.autocast` casts it on a GPU, by its name in plans; empty for none."""
 
     def misfit(self) -> Misfit | None:
         """What keeps context parallelism from computing it; None where nothing does.

@@ -42,7 +42,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, Tokens, reads_from
 
-FORMAT = 28
+FORMAT = 29
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[

@@ -9,8 +9,12 @@ import pytest
 
 from legoai.cost.capture import capture
 from legoai.cost.estimate import Estimate, estimate
-from legoai.cost.kernels.model_flops import model_flops
-from legoai.cost.trace.records import Kernel
+from legoai.cost.kernels.model_flops import model_flops, product_dtype
+from legoai.cost.machine.cluster import machine_of
+from legoai.cost.profiles import ProfileError
+from legoai.cost.trace.numbers import NONE
+from legoai.cost.trace.records import Kernel, TensorType
+from legoai.cost.trace.segments import Instance, Segment
 from legoai.dsl.analysis.magnitudes.flops import forward_flops_per_token
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
@@ -18,6 +22,7 @@ from legoai.runtime.attention.blocks import Balance, blocks_of_rank
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
+from legoai.specs.plan import Plan
 from support.drawn_plans import CONFIGS
 from support.marks import some_slow
 from support.simulator import in_the_simulator
@@ -119,6 +124,50 @@ def test_program_without_known_flops_omits_mfu(model: str, device: str):
     linted = lint(text, "one.plan", directory=Path())
     assert linted.analysis is not None and not linted.has_errors, linted.diagnostics
     assert "flops" not in lower(linted.analysis).text
+
+
+def planned(model: str, batch: str) -> Plan:
+    head = f"plan one\nmodel {model}\ncluster h100_sxm(devices = 1)\n{batch}\nprecision (param = fp32)\n"
+    plan = lint(head, "one.plan", directory=Path()).plan
+    assert plan is not None
+    return plan
+
+
+def product(dtype: str, rows: int, phase: str = "forward") -> Kernel:
+    shapes = TensorType((rows, 8), dtype), TensorType((8, 8), dtype)
+    return Kernel(
+        stream=0, op="aten.mm", inputs=shapes, outputs=(), flops=128 * rows, bytes_read=0, bytes_written=0,
+        attributes={}, module="", phase=phase,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("products", "expected"),
+    [
+        ([product("bfloat16", 8), product("float32", 4)], "bf16"),
+        ([product("bfloat16", 4), product("float32", 8)], "fp32"),
+        ([product("bfloat16", 4), product("float32", 4)], "fp32"),
+        ([product("float32", 4), product("bfloat16", 8, "backward")], "fp32"),
+        ([product("float8_e4m3fn", 8), product("bfloat16", 4)], "fp32"),
+        ([], "fp32"),
+    ],
+)
+def test_peak_is_of_the_dtype_of_most_products(products: list[Kernel], expected: str):
+    plan = planned('vit("tiny")', "batch (global = 4, micro = 4)")
+    assert product_dtype(plan, {0: products}) == expected
+    segment = Segment(tuple(products), (NONE,) * len(products))
+    assert product_dtype(plan, {0: [Instance(segment, ((), (), ()), ())]}) == expected
+    assert (
+        product_dtype(planned('gpt2("small")', "batch (global = 4, micro = 4, seq_len = 64)"), {0: products}) == "fp32"
+    )
+
+
+def test_missing_rate_falls_back_to_that_of_the_parameters():
+    cluster = planned('gpt2("small")', "batch (global = 4, micro = 4, seq_len = 64)").cluster
+    machine = machine_of(cluster, 1, directory=Path())
+    assert machine.peak("unknown", "bf16") == machine.peak("bf16")
+    with pytest.raises(ProfileError, match="has a rate for unknown"):
+        machine.peak("unknown", "unknown")
 
 
 OF_A_FACTORY = """\

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from legoai.cost.machine.collective_time import estimate, network_of, seconds_on
+from legoai.cost.machine.collective_time import estimate, network_of, seconds_on, slowest_placement
 from legoai.cost.network.topology import Placement, World, group_placements, placement, possible_placements
 from legoai.cost.profiles import profile
 from legoai.cost.trace.records import Collective
@@ -91,3 +91,15 @@ def test_collective_takes_as_long_as_in_the_slowest_group() -> None:
                              dtype="bfloat16", module="", phase="forward")  # fmt: skip
             assert estimate(one, network, h100, world=World(24)) == max(each)
             assert estimate(one, network, h100) == seconds_on(placement(row.tolist(), 8), kind, size, network, h100)
+
+
+@pytest.mark.parametrize("ends", list(itertools.permutations(range(8), 2)))
+def test_copies_from_peers_stay_on_the_host_of_their_group(ends: tuple[int, int]) -> None:
+    # Two ranks of a group of 8 are no group themselves: pairs at their distance on other hosts would reach over two.
+    copy = Collective(
+        work=0, stream=0, kind="peer_copy", ranks=ends, axis="tp", bytes=2**25, dtype="bfloat16", module="",
+        phase="forward",
+    )  # fmt: skip
+    cluster = Cluster(device=device("h100_sxm"), hosts=24, devices_per_host=8, fabric=fabric("infiniband_ndr"))
+    network = network_of(cluster)
+    assert slowest_placement(copy, network, profile("h100_sxm"), World(192)).hosts == 1

@@ -305,6 +305,7 @@ def test_dissimilar_path_gets_no_suggestion(path: str):
         ("deepseek-ai/DeepSeek-V3-Base", 'deepseek("v3")'),
         ("deepseek-ai/DeepSeek-V2-Lite", 'deepseek("v2_lite")'),
         ("openai-community/gpt2-xl", 'gpt2("xl")'),
+        ("gpt2-1.5B", 'gpt2("1.5b")'),
         ("gpt2", 'gpt2("small")'),
         ("gpt3-175b", 'gpt3("175b")'),
         ("meta-llama/Llama-2-7b-hf", None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,6 +13,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.manifests.attention_call import AttentionCall
 from legoai.specs.models.manifests.described.feature_uses import FeaturesOf
 from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
@@ -22,6 +23,7 @@ from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import whole_of
 
 _CONSTANT: tuple[StepOp, str] = ("other", "constant")
+_DTYPES: Final = {of_torch: name for name, of_torch in TORCH_DTYPES.items()}
 
 
 @dataclass(slots=True)
@@ -197,7 +199,10 @@ def _attention_call(  # noqa: PLR0917 (PyTorch's own signature)
     enable_gqa: bool = False,
 ) -> AttentionCall:
     """Describe a call of `scaled_dot_product_attention` by its arguments."""
-    return AttentionCall(tuple(query.shape), tuple(key.shape), attn_mask is not None, dropout_p > 0, enable_gqa)
+    casts = ""
+    if torch.is_autocast_enabled("cuda"):
+        casts = _DTYPES[str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")]
+    return AttentionCall(tuple(query.shape), tuple(key.shape), attn_mask is not None, dropout_p > 0, enable_gqa, casts)
 
 
 def _note_attention(call: Call, attention: AttentionCall) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
 from legoai.specs.models.source import ModelSource
+from legoai.specs.models.torch_internals import autocast_without_device
 
 ROWS = torch.zeros(2, dtype=torch.int64)
 
@@ -80,3 +81,11 @@ def test_autocast_is_followed_on_the_meta_device():
     assert "layer" in {step.name for step in manifest.modules["blocks.0"].flow}
     with pytest.raises(RuntimeError, match="unsupported autocast"):
         torch.autocast("meta", torch.bfloat16)
+
+
+@pytest.mark.filterwarnings("error")
+def test_autocast_of_a_gpu_is_made_where_there_is_none():
+    with autocast_without_device():
+        made = torch.autocast("cuda", torch.bfloat16)
+    with made:
+        assert torch.is_autocast_enabled("cuda")
