@@ -66,9 +66,12 @@ def crosses_tp(analysis: Analysis) -> bool:
     Raises:
         Undecided: it depends on a hole.
     """
-    if analysis.plan.mesh.tp == 1:
+    shard, mesh = analysis.plan.shard_on("ep"), analysis.plan.mesh
+    if mesh.tp == 1 or shard is None:
         return False
-    return any(rule.treatment.across_tp for rule in distributed_experts(analysis).values())
+    # Of a model that is not known, any rule may match.
+    rules = shard.rules if analysis.manifest is None else distributed_experts(analysis).values()
+    return any(isinstance(rule.treatment, Experts) and rule.treatment.across_tp for rule in rules)
 
 
 def groups_of_experts(analysis: Analysis) -> tuple[tuple[str, ...], ...]:

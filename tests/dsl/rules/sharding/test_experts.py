@@ -69,6 +69,16 @@ def test_groups_across_tp_have_all_of_its_ranks(ep: int, problem: str):
     assert message(PIECES.replace("ep = 8", f"ep = {ep}"), "LP309") == problem
 
 
+@pytest.mark.parametrize(("rule", "wrong"), [("experts(across_tp = true)", False), ("experts", True)])
+def test_groups_of_an_unknown_model_are_as_its_rules_say(rule: str, wrong: bool, tmp_path: Path):
+    (tmp_path / "models.py").touch()
+    text = 'plan some\nmodel python("models.py:build")\ncluster h100_sxm\nbatch (global = 8, micro = 1, seq_len = 64)\n'
+    text += MESH.replace("blocks on dp_shard", "on dp_shard { root = unit }")
+    text += f"shard on ep {{ blocks.*.experts = {rule} }}\n"
+    found = lint(text, "some.plan", directory=tmp_path, factories=lambda _: False).diagnostics
+    assert ("LP309" in {item.code for item in found}) == wrong
+
+
 def test_all_experts_or_none_are_across_tp():
     rules = "{ layers.0.feed_forward.experts = experts, layers.*.feed_forward.experts = experts(across_tp = true) }"
     found = PIECES.replace("shard standard on ep (across_tp)", f"shard on ep {rules}")
