@@ -199,7 +199,7 @@ def test_factory_exceeding_the_timeout_is_killed(workplace):
 @pytest.mark.parametrize(
     ("signal_sent", "said"),
     [
-        (signal.SIGINT, "interrupted\n"),
+        pytest.param(signal.SIGINT, "interrupted\n", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "", marks=pytest.mark.slow),
         (signal.SIGKILL, ""),
     ],
