@@ -159,7 +159,8 @@ def resumed(first: str, second: str, data: str, out: str) -> dict:
 
 @pytest.mark.slow
 def test_checkpoint_continues_with_another_expert_layout(gloo, data, alone, tmp_path):
-    names = ("two groups", "every rank with other experts", "over context ranks alone")
+    across = "across tensor parallel ranks, two groups"
+    names = ("two groups", "every rank with other experts", across, "over context ranks alone")
     for first, second in zip(names, (*names[1:], names[0]), strict=True):
         programs = text_of(PLANS[first]), text_of(PLANS[second])
         [result, *_] = gloo(4)(resumed, *programs, data, str(tmp_path / first))
