@@ -171,7 +171,7 @@ class ExpertsOfPieces(Check):
         around = general(manifest, path.rpartition(".")[0])
         if got is not None and got.state == "shard" and got.wrapped:
             problem = "gets a DTensor, and routes plain tensors"
-        elif got is None or got.state in ("replicate", "any"):
+        elif analysis.layouts is None or (got is not None and got.state in ("replicate", "any")):
             problem = f"gets all tokens on each of the {analysis.plan.mesh.tp} ranks of `tp`"
         else:
             problem = "is not known to get a piece of the sequence"

@@ -72,7 +72,8 @@ class WholeWeightsOnPiece(LayoutRule, Check):
                 continue
             kind = analysis.manifest.modules[first.path].kind
             of_heads = kind == "norm" and first.got.moved and first.got.cuts_features
-            cure = "`colwise(input = shard(1), …)`" if kind == "linear" else "`heads`" if of_heads else "`sequence`"
+            of_linear = "`sequence(dim = 0, local = true)`" if first.got.moved else "`colwise(input = shard(1), …)`"
+            cure = of_linear if kind == "linear" else "`heads`" if of_heads else "`sequence`"
             yield self.at(
                 span,
                 f"{named(analysis, items)} {verb(analysis, items, 'has', 'have')} no style, and only a piece arrives, "

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from support.rule_plans import codes, message
+from support.rule_plans import codes, diagnostics, message
 
 EXPERTS = "shard on ep {{ layers.*.feed_forward.experts = {} }}"
 MANY = 'model mixtral("tiny")\nmesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard\n' + EXPERTS.format("experts")
@@ -44,7 +44,9 @@ def test_experts_across_tp_take_pieces_of_the_sequence():
 def test_layers_of_pieces_sum_their_gradients_over_the_ranks():
     rule = "layers.*.feed_forward.router = sequence(dim = 0, local = true)"
     without = PIECES.replace("across_tp)\nshard", "across_tp) { layers.*.feed_forward.router = unset }\nshard")
-    assert "`layers.*.feed_forward.router` has no style, and only a piece arrives" in message(without, "LP414")
+    [wrong] = [item for item in diagnostics(without) if item.code == "LP414"]
+    assert "`layers.*.feed_forward.router` has no style, and only a piece arrives" in wrong.message
+    assert wrong.help[0] == "give it the style `sequence(dim = 0, local = true)`"
     assert "LP414" not in codes(without.replace("layers.*.feed_forward.router = unset", rule))
     by_features = without.replace("layers.*.feed_forward.router = unset", rule.replace("dim = 0", "dim = 1"))
     assert message(by_features, "LP412") == (
