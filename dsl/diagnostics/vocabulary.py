@@ -53,6 +53,8 @@ TABLE: Final[tuple[Entry, ...]] = (
           "sequence_parallel_size sp_size", "cp context", "mesh (dp_shard = rest, cp = 4)"),
     Entry("expert_parallel expert_parallel_degree expert_parallel_size expert_model_parallel_size ep_size ep_degree "
           "expert autoep_size moe_expert_parallel", "ep experts", "mesh (dp_shard = rest, ep = 8)"),
+    Entry("expert_tensor_parallel_degree expert_tensor_parallel_size etp_size etp", "across_tp",
+          "shard standard on ep (across_tp)"),
     Entry("sequence_parallel enable_sequence_parallel sequenceparallel sp", "sequence",
           note="sequence parallelism is the treatment `sequence` of the norms in `shard on tp`"),
     # The cluster.
