@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, passes
 from legoai.dsl.analysis.facts import each_rule
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
-from legoai.dsl.analysis.parallelism.experts import crosses_tp
+from legoai.dsl.analysis.parallelism.experts import axes_of_ep
 from legoai.dsl.analysis.parallelism.graph import traces
 from legoai.dsl.analysis.stages.pipeline import first_modules, stage_count
 from legoai.lowering.shrink_blocks import (
@@ -116,7 +116,7 @@ def shrink(
     assert manifest is not None, "the model could be inspected"
     changes: list[str] = []
     plan = _with_rules_for_stages(analysis, changes)
-    mesh = _mesh(plan, ranks, changes, crossed=crosses_tp(analysis))
+    mesh = _mesh(plan, ranks, changes, holders=axes_of_ep(analysis))
     smaller = _without_missing_axes(replace(plan, mesh=mesh, require=roomy_limit(analysis), **_NOT_COMPARED), changes)
     smaller = for_a_cpu(smaller, changes)
     smaller = in_double_precision(smaller, changes) if double else in_its_dtypes(smaller, changes)
@@ -168,7 +168,7 @@ def _with_rules_for_stages(analysis: Analysis, changes: list[str]) -> Plan:
     return found
 
 
-def _mesh(plan: Plan, ranks: int, changes: list[str], *, crossed: bool) -> Mesh:
+def _mesh(plan: Plan, ranks: int, changes: list[str], *, holders: Sequence[str]) -> Mesh:
     """Return axes of the fewest ranks that preserve the structure: 2, or as many as subgroups or an order file need."""
     mesh = plan.mesh
     sizes = {axis: min(2, mesh.size(axis)) for axis in AXES}
@@ -179,13 +179,12 @@ def _mesh(plan: Plan, ranks: int, changes: list[str], *, crossed: bool) -> Mesh:
         smallest[gathered] = 2
     if _in_groups(plan) and mesh.dp_shard > 2:
         sizes["dp_shard"] = 4
-    holders = ["dp_shard", "cp", *(["tp"] if crossed else [])]
 
     def holding(now: Mapping[str, int]) -> int:
         """Ranks that hold all experts together."""
         return math.prod(now[axis] for axis in holders)
 
-    everyone = holding({axis: mesh.size(axis) for axis in holders})
+    everyone = math.prod(map(mesh.size, holders))
     if 1 < mesh.ep < everyone and holding(sizes) == 2:
         axis = "dp_shard" if mesh.dp_shard >= mesh.cp else "cp"
         sizes[axis] = 4

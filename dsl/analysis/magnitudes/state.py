@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from legoai.dsl.analysis.magnitudes.fragments import chosen_state
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
 from legoai.dsl.analysis.offload import offloads
 from legoai.dsl.analysis.optimizer import moments, muon_parameters
-from legoai.dsl.analysis.parallelism.experts import crosses_tp
+from legoai.dsl.analysis.parallelism.experts import axes_of_ep
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
@@ -240,8 +241,7 @@ class _Share(NamedTuple):
 def _shares(analysis: Analysis) -> Iterator[_Share]:
     """The share of each parameter."""
     mesh, degree = analysis.plan.mesh, shard_ranks(analysis)
-    everyone = mesh.dp_shard * mesh.cp * (mesh.tp if crosses_tp(analysis) else 1)
-    experts = max(degree, everyone) if mesh.ep > 1 else degree
+    experts = max(degree, math.prod(map(mesh.size, axes_of_ep(analysis)))) if mesh.ep > 1 else degree
     for one in _whole_shares(analysis):
         held = one.unsharded / (experts if one.of_experts else degree)
         yield _Share(one.path, one.parameter, held, one.moments * held, one.unsharded)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -74,6 +75,15 @@ def crosses_tp(analysis: Analysis) -> bool:
     return any(isinstance(rule.treatment, Experts) and rule.treatment.across_tp for rule in rules)
 
 
+def axes_of_ep(analysis: Analysis) -> tuple[str, ...]:
+    """The axes of the mesh whose ranks `ep` groups.
+
+    Raises:
+        Undecided: it depends on a hole.
+    """
+    return ("dp_shard", "cp", *(("tp",) if crosses_tp(analysis) else ()))
+
+
 def groups_of_experts(analysis: Analysis) -> tuple[tuple[str, ...], ...]:
     """The axes whose ranks hold all experts together, after those on which `fsdp` replicates parameters, if any."""
     across = ("tp",) if crosses_tp(analysis) else ()
@@ -127,7 +137,7 @@ def supports(analysis: Analysis) -> Iterator[Unsupported]:
             "`ep` groups ranks of `dp_shard` and `cp`, over which no statement shards",
             help=("add `fsdp on dp_shard`",),
         )
-    elif (mesh.dp_shard * mesh.cp * (mesh.tp if crosses_tp(analysis) else 1)) % mesh.ep:
+    elif math.prod(mesh.size(axis) for axis in axes_of_ep(analysis)) % mesh.ep:
         return  # a rule reports it
     elif ranks_of_experts(analysis) % mesh.ep:
         beside = f", and of `tp` = {mesh.tp}" if crosses_tp(analysis) else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import divisors, listed, replacement, written
-from legoai.dsl.analysis.parallelism.experts import crosses_tp, limited_experts
+from legoai.dsl.analysis.parallelism.experts import axes_of_ep, limited_experts
 from legoai.dsl.analysis.parallelism.mesh import devices_per_host, number_of_devices
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.frontend.syntax import Statement
@@ -306,12 +306,10 @@ class ExpertGroups(Check):
     slug = "expert-groups"
 
     def check(self, analysis: Analysis) -> Iterator[Diagnostic]:
-        mesh = analysis.plan.mesh
-        crossed = crosses_tp(analysis)
-        ranks, least = mesh.dp_shard * mesh.cp * (mesh.tp if crossed else 1), mesh.tp if crossed else 1
+        mesh, axes = analysis.plan.mesh, axes_of_ep(analysis)
+        ranks, least = math.prod(map(mesh.size, axes)), mesh.tp if "tp" in axes else 1
         if ranks % mesh.ep == 0 and mesh.ep % least == 0:
             return
-        axes = [axis for axis in ("dp_shard", "cp", "tp") if axis != "tp" or crossed]
         product = " · ".join(f"`{axis}`" for axis in axes if axis != "cp" or mesh.cp > 1) + f" = {ranks}"
         used = [axis for axis in axes if written(mesh, axis)]
         yield self.at(
