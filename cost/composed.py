@@ -34,8 +34,6 @@ from legoai.cost.trace.editing import is_micro_batch
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace
-from legoai.dsl.analysis.magnitudes.flops import DECODERS
-from legoai.specs.plan import Plan
 
 _BLOCKS: Final = 5
 """Groups of repeated blocks that are timed in addition to the captured ones."""
@@ -53,9 +51,9 @@ _LINK_BUSY: Final = 0.95
 """Share of a span; on links that are busy for longer, collectives may wait for those of the previous span."""
 
 
-def composes(plan: Plan, found: PieceOf) -> bool:
-    """Whether times may be extrapolated: for decoders with repeated blocks, whose FLOPs are given by a formula."""
-    return plan.model.family in DECODERS and bool(found.piece.containers)
+def composes(found: PieceOf) -> bool:
+    """Whether times may be extrapolated: those of repeated blocks."""
+    return bool(found.piece.containers)
 
 
 class SteadyPass(NamedTuple):

@@ -323,7 +323,7 @@ def _simulate(
     found = piece_of(
         program, plan, manifest, rank=rank, kind=machine.device.kind, gpu=machine.device, capturing=capturing
     )
-    if not whole and isinstance(found, PieceOf) and composes(plan, found):
+    if not whole and isinstance(found, PieceOf) and composes(found):
         composed = _compose(found, machine)
         if composed is not None:
             return composed

@@ -309,7 +309,9 @@ def _are_inside(analysis: Analysis, blocks: Sequence[str], patterns: Iterable[st
 
 @fact
 def _dim(analysis: Analysis) -> int:
-    return int(analysis.plan.model.source().config().dim)
+    """Features of a token between blocks; 0 where it is not known what these keep."""
+    model = analysis.plan.model
+    return int(model.source().config().dim) if model.family in FEATURES_KNOWN else 0
 
 
 @fact

@@ -11,7 +11,8 @@ from legoai.cost.search.lower_bounds.local_kernels import AttentionShape, Expert
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.attention import head_widths
 from legoai.dsl.analysis.computation.precision import computes_in_float8
-from legoai.dsl.analysis.magnitudes.flops import routed_elements
+from legoai.dsl.analysis.magnitudes.flops import DECODERS, routed_elements
+from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.manifests.manifest import Manifest
 
 Layer: TypeAlias = tuple[str, LinearShape | AttentionShape | ExpertsShape]
@@ -62,10 +63,16 @@ def rates_of(analysis: Analysis, profile: Profile) -> tuple[float, float]:
     return products, max([products, *fused])
 
 
-def layers_of(manifest: Manifest, *, decoder: bool) -> Iterator[Layer]:
-    """Linear layers, and the attention and experts of a decoder, with their shapes."""
+def layers_of(manifest: Manifest, family: str) -> Iterator[Layer]:
+    """Layers that multiply every token, with their shapes: linear ones, and the attention and experts of a decoder.
+
+    Args:
+        manifest: of the model.
+        family: of the model. Of one of another author, its inspection has found out which linear layers these are.
+    """
+    decoder, foreign = family in DECODERS, family in FOREIGN
     for path, module in manifest.modules.items():
-        if module.kind == "linear":
+        if module.kind == "linear" and (module.trains_all_tokens or not foreign):
             for weight in module.parameters:
                 if len(weight.shape) == 2:
                     yield path, LinearShape(*weight.shape)

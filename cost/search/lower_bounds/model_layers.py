@@ -37,7 +37,6 @@ from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import modules_inside
 from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
-from legoai.dsl.analysis.magnitudes.flops import DECODERS
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.specs.directives.hole import Hole, Undecided
@@ -101,17 +100,17 @@ class ModelLayers:
         known = self.own, version, self.steady.revisions[version[0]]
         return analysis.once((known, compute.__qualname__, *values), lambda: compute(analysis, *values))
 
-    def _layers_of(self, manifest: Manifest, *, decoder: bool) -> list[Layer]:
+    def _layers_of(self, manifest: Manifest, family: str) -> list[Layer]:
         held, layers = self._layers or (None, [])
         if held is not manifest:
-            layers = list(layers_of(manifest, decoder=decoder))
+            layers = list(layers_of(manifest, family))
             self._layers = manifest, layers
         return layers
 
     def of_token(self, analysis: Analysis) -> dict[str, float]:
         """Least seconds of the forward of one token in each layer; none where nothing is known."""
         plan, manifest = analysis.plan, analysis.manifest
-        if manifest is None or plan.model.family in FOREIGN or not manifest.reads_tokens:
+        if manifest is None or not manifest.reads_tokens:
             return {}
         linear, attention = rates_of(analysis, self.machine(analysis).profile)
         if not linear:
@@ -119,7 +118,7 @@ class ModelLayers:
         length = plan.batch.length
         fused = "flex" not in possible_kernels(analysis)
         found = {}
-        for path, shape in self._layers_of(manifest, decoder=plan.model.family in DECODERS):
+        for path, shape in self._layers_of(manifest, plan.model.family):
             if isinstance(shape, LinearShape):
                 found[path] = 2 * shape.rows * shape.columns / linear
             elif isinstance(shape, ExpertsShape):
@@ -149,12 +148,15 @@ class ModelLayers:
 
     def of_styles(self, analysis: Analysis) -> dict[str, Added]:
         """Least seconds that open styles add to each block; mesh and micro batch must be decided."""
-        manifest, decoder = analysis.manifest, analysis.plan.model.family in DECODERS
+        manifest = analysis.manifest
         try:
             local = self.once(analysis, self._local) if has_open_styles(analysis) else None
-            if local is None or manifest is None:
+            if local is None or manifest is None or analysis.plan.model.family in FOREIGN:
                 return {}
-            layers, least = dict(self._layers_of(manifest, decoder=decoder)), self.once(analysis, self._of_layers)
+            layers, least = (
+                dict(self._layers_of(manifest, analysis.plan.model.family)),
+                self.once(analysis, self._of_layers),
+            )
             if not least:
                 return {}
             return self._styles.of_blocks(analysis, self.machine(analysis), layers, least, local)
@@ -170,11 +172,12 @@ class ModelLayers:
         # Equal layers share what is computed for one.
         at_rate = {took: Pass(took * tokens, FACTORS * took * tokens) for took in set(of_token.values())}
         least = {path: at_rate[took] for path, took in of_token.items()}
-        layers = self._layers_of(manifest, decoder=plan.model.family in DECODERS)
+        layers = self._layers_of(manifest, plan.model.family)
         least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
-        waited = functools.cache(_waited)
-        for path, waits in self.once(analysis, self.waits).items():
-            least[path] = waited(least[path], waits)
+        if plan.model.family not in FOREIGN:  # another layer may compute while one waits
+            waited = functools.cache(_waited)
+            for path, waits in self.once(analysis, self.waits).items():
+                least[path] = waited(least[path], waits)
         beside = self._beside_layers(analysis, least)
         if beside is not None:
             least |= dict.fromkeys(memory_bound_kernels.repeated_blocks(manifest), beside)

@@ -25,6 +25,7 @@ from legoai.dsl.analysis.magnitudes.flops import FEATURES_KNOWN
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.specs.directives.checkpoint import Every, Full, KeepAll, Selective
 from legoai.specs.directives.hole import Undecided
+from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.precision import Float8, MxFp8
 from legoai.specs.models.manifests.manifest import Manifest
 
@@ -66,10 +67,13 @@ def by_treatments(analysis: Analysis, least: Mapping[str, Pass]) -> dict[str, fl
 def _as_treated(analysis: Analysis) -> bool:
     """Whether what is kept by no treatment is recomputed, but for the last product of a module.
 
-    The partitioner recomputes what a treatment of a compiled module marks, so far as a backward reads it. In these
-    families that is the output of every layer of a block but the last: attention and feed-forward follow one another.
+    Modules of other authors may end in several products that read what is kept. Of a compiled module the partitioner
+    recomputes what a treatment marks, so far as a backward reads it. In the families whose features are known that is
+    the output of every layer of a block but the last: attention and feed-forward follow one another.
     """
     plan = analysis.plan
+    if plan.model.family in FOREIGN:
+        return False
     return plan.compile is None or (plan.model.family in FEATURES_KNOWN and not is_traced(analysis))
 
 

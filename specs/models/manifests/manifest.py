@@ -42,7 +42,7 @@ from legoai.specs.models.manifests.mixed_dtypes import mixed_from
 from legoai.specs.models.manifests.shapes import Shape, shape_from
 from legoai.specs.models.reads import Reads, Tokens, reads_from
 
-FORMAT = 29
+FORMAT = 30
 """Version of the serialised form; a cached manifest of another version is recreated."""
 
 ModuleKind = Literal[
@@ -165,8 +165,7 @@ class ModuleInfo:
     outputs: tuple[int, ...]
     """Indices of the steps whose results forward returned."""
     random: bool = False
-    """Whether forward itself draws random numbers in training, as dropout with p > 0 does; what children draw is
-    theirs."""
+    """Whether forward itself, without its children, draws random numbers in training, as dropout with p > 0 does."""
     mixes_tokens: str = ""
     """The first function, other than attention, with which forward itself combines tokens of a sequence; noted for
     models of other authors that take positions."""
@@ -176,6 +175,8 @@ class ModuleInfo:
     """Operations on some or all features of a linear layer; noted, as `takes` is, for models of other authors."""
     attention_calls: tuple[AttentionCall, ...] = ()
     """Calls of scaled dot-product attention in forward itself, each once; noted likewise."""
+    trains_all_tokens: bool = False
+    """Whether a linear layer takes all tokens in one call, and gives both gradients back; noted likewise."""
     changes: ChangesByDtype = NO_CHANGES
     """What is changed in place; noted for models of other authors."""
     changed_parameters: tuple[str, ...] = ()
@@ -227,6 +228,7 @@ class _Template:
             "changed_parameters": tuple(raw.get("changed_parameters", ())),
             "assigned": tuple(raw.get("assigned", ())),
             "backward_hooks": raw.get("backward_hooks", False),
+            "trains_all_tokens": raw.get("trains_all_tokens", False),
             "torch_forward": raw.get("torch_forward", False),
             "takes": shape_from(raw.get("takes")),
             "gives": shape_from(raw.get("gives")),

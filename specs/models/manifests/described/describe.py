@@ -202,6 +202,8 @@ class _Describer:
             raw["torch_forward"] = True
         if self.shapes and followed and call.feature_uses:
             raw["feature_uses"] = call.feature_uses
+        if self.paths[module] in self.followed.layers_of_all_tokens:
+            raw["trains_all_tokens"] = True
         if self.shapes and call.attention_calls:
             raw["attention_calls"] = call.attention_calls
         for name, shape in zip(("takes", "gives"), self.followed.shapes.get(self.paths[module], ()), strict=False):

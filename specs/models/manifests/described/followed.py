@@ -40,6 +40,7 @@ from legoai.specs.models.manifests.described.remembered_results import Remembere
 from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
 from legoai.specs.models.manifests.described.sparse_gradients import SparseGradients
 from legoai.specs.models.manifests.described.step_changes import step_changes
+from legoai.specs.models.manifests.described.trained_layers import layers_of_all_tokens
 from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.host_draws import HostDraws
 from legoai.specs.models.manifests.manifest import ManifestError
@@ -82,6 +83,8 @@ class Followed:
     """What the modules change in place, by path."""
     mixed_dtypes: Sequence[MixedDtypes] = ()
     """The operators that get tensors of two dtypes where parameters are in half precision."""
+    layers_of_all_tokens: Collection[str] = ()
+    """As :func:`layers_of_all_tokens`; none where forward draws random numbers on the host."""
     result_uses: Mapping[str, str] = field(default_factory=dict)
     """What forward does with the result of its last layer, by the layer's path, if it does more than to return it."""
     unfit: str | None = None
@@ -180,6 +183,7 @@ def follow(
                         pieces=pieces_of_sequences(model, inputs, routed),
                         changes=changes,
                         mixed_dtypes=mixed,
+                        layers_of_all_tokens=layers_of_all_tokens(model, inputs) if noted and not drawn else (),
                         result_uses=_result_uses(model, inputs, result, recorder.linear_results),
                         unfit=unfit,
                         plain_tensors=tuple(plain.read),
