@@ -59,7 +59,7 @@ def test_simulation_bounds_every_bucketing():
 @pytest.mark.parametrize("text", [PICTURES + BUCKETS + "compile\n", pytest.param(STYLES, marks=NEEDS_SOLVER)])
 def test_what_has_no_bound_leaves_the_gap_unknown(text: str, monkeypatch: pytest.MonkeyPatch):
     """Compiled layers may compute otherwise in other buckets, and layers do in other styles."""
-    monkeypatch.setattr(model_layers, "FOREIGN", {"llama3"})
+    monkeypatch.setattr(model_layers, "layers_of", lambda manifest, family: iter(()))
     solution = solved(text)
     body = document(solution, None)
     assert (body["status"], body["bound"], body["gap"]) == ("bounded", None, None)
