@@ -10,6 +10,7 @@ from typing import Final
 
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.profiles import ProfileError
+from legoai.cost.replay.plan_key import may_keep, state_of_model
 from legoai.cost.search.evaluation.evaluator import Figures, NoFigures, Outcome, Simulation, program_key
 from legoai.cost.search.evaluation.figures_cache import figures_file, identity_of, read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
@@ -198,9 +199,9 @@ class _Runs:
             return NoFigures(reason=error.diagnostics[0].message)
         except (ProfileError, CatalogueError) as error:
             return NoFigures(reason=str(error))
-        # A program does not contain the modules of a factory.
+        # Where nothing is kept, models of two folders may have no other name.
         beside = str(analysis.directory) if _imports(analysis) else ""
-        key = f"{program_key(program, self._profile)} {machine} {beside}"
+        key = f"{program_key(program, self._profile, state_of_model(analysis))} {machine} {beside}"
         if key not in self._keys:
             self._keys.add(key)
             self._jobs.setdefault((machine, analysis.directory), {})[key] = analysis
@@ -225,8 +226,7 @@ class _Runs:
             )
         found: dict[str, Outcome] = {}
         for (machine, folder), jobs in self._jobs.items():
-            # The cache is keyed by the program, which does not contain the modules of a factory.
-            file = None if any(map(_imports, jobs.values())) else figures_file(machine)
+            file = figures_file(machine) if all(map(may_keep, jobs.values())) else None
             kept = read_cache(file)
             # At least two, so that they are processes: this process must not import the modules beside one plan.
             evaluator = Simulation(

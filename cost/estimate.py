@@ -35,6 +35,7 @@ from legoai.cost.timing.timeline import Interval, Timeline
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.trace import Trace
 from legoai.dsl.analysis.allocator import expandable_segments
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.context import busiest_rank
 from legoai.lowering.program import Program
 from legoai.specs.cluster import CatalogueError
@@ -262,7 +263,8 @@ def estimate(
             machine, expandable_segments=expandable_segments(plan), world=World(world, plan.mesh.pp)
         )
         with _importable(author_folder(plan.model.family, directory)):
-            simulated = _simulate(program, plan, manifest, machine, rank=rank, whole=whole, say=say)
+            analysis = Analysis(plan, manifest, directory)
+            simulated = _simulate(program, analysis, machine, rank=rank, whole=whole, say=say)
             say("adding up")
             steps = {item.rank: item.trace.between(item.span) for item in simulated.ranks}
             peak, source = machine.peak(product_dtype(plan, steps), plan.precision.param)
@@ -308,11 +310,11 @@ class Simulated:
 
 
 def _simulate(
-    program: Program, plan: Plan, manifest: Manifest, machine: Machine, *, rank: int, whole: bool, say: Progress
+    program: Program, analysis: Analysis, machine: Machine, *, rank: int, whole: bool, say: Progress
 ) -> Simulated:
-    if plan.pipeline is not None:
-        simulate_all = functools.partial(_simulate_pipeline, program, plan, machine, say=say)
-        return cached_or_simulated(program, plan, manifest, machine, simulate_all)
+    if analysis.plan.pipeline is not None:
+        simulate_all = functools.partial(_simulate_pipeline, program, analysis.plan, machine, say=say)
+        return cached_or_simulated(program, analysis, machine, simulate_all)
 
     @contextlib.contextmanager
     def capturing() -> Iterator[None]:
@@ -320,9 +322,7 @@ def _simulate(
         with _running():
             yield
 
-    found = piece_of(
-        program, plan, manifest, rank=rank, kind=machine.device.kind, gpu=machine.device, capturing=capturing
-    )
+    found = piece_of(program, analysis, rank=rank, kind=machine.device.kind, gpu=machine.device, capturing=capturing)
     if not whole and isinstance(found, PieceOf) and composes(found):
         composed = _compose(found, machine)
         if composed is not None:

@@ -61,8 +61,8 @@ def products_on_one_device(
     known = _known()
     key = alone.digest, gpu
     if key not in known:
-        program = lower(Analysis(alone, manifest, directory))
-        found = piece_of(program, alone, manifest, rank=0, kind=gpu.kind, gpu=gpu, capturing=capturing)
+        analysis = Analysis(alone, manifest, directory)
+        found = piece_of(lower(analysis), analysis, rank=0, kind=gpu.kind, gpu=gpu, capturing=capturing)
         trace = found.trace() if isinstance(found, PieceOf) else found
         known[key] = forward_products(trace.between(trace.steps[-1]))
     return known[key]

@@ -1,7 +1,8 @@
 """Traces of lowered plans, composed from pieces in the disk cache.
 
 A program that differs from an earlier one only in its depth, number of micro batches or learning rate is not captured
-again, and torch is not imported for it.
+again, and torch is not imported for it. That of another author's model is captured anew where a file, a package or an
+environment variable has changed that the inspection of the model has read.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from legoai.cost.replay.key import Variation, variation_of
 from legoai.cost.replay.piece import Piece
+from legoai.cost.replay.plan_key import may_keep, variation_of_plan
 from legoai.cost.replay.store import cached_piece, keep_piece
 from legoai.cost.trace.trace import Trace
-from legoai.lowering.profile import ProfileKey, digest_of
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import Program
 from legoai.specs.cluster import Device
-from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.plan import Plan
 
 if TYPE_CHECKING:
     from legoai.cost.simulated.device import Kind
@@ -40,8 +39,7 @@ class PieceOf:
 
 def piece_of(
     program: Program,
-    plan: Plan,
-    manifest: Manifest,
+    analysis: Analysis,
     *,
     rank: int,
     kind: Kind,
@@ -52,8 +50,7 @@ def piece_of(
 
     Args:
         program: what the plan was lowered to.
-        plan: the plan, without a pipeline.
-        manifest: of its model.
+        analysis: of the plan, which has no pipeline.
         rank: global rank that is simulated.
         kind: of device, which decides the kernels.
         gpu: the plan's device.
@@ -62,8 +59,8 @@ def piece_of(
     Raises:
         SimulationError: the program fails, or does something that cannot be recorded.
     """
-    world = plan.mesh.world_size
-    variation = _variation(program, plan, manifest, rank=rank, kind=kind, gpu=gpu)
+    world = analysis.plan.mesh.world_size
+    variation = variation_of_plan(program, analysis, rank=rank, kind=kind, gpu=gpu)
     if variation is not None:
         piece = cached_piece(variation.key)
         depths = None if piece is None else piece.depths_of(variation.lengths)
@@ -72,6 +69,7 @@ def piece_of(
         piece = cached_piece(variation.key_at_depth)
         if piece is not None and piece.follows({}, variation.micro_batches):
             return PieceOf(piece, {}, variation.micro_batches)
+    kept = may_keep(analysis)
     with capturing():
         from legoai.cost.capture import capture, capture_piece
 
@@ -80,33 +78,8 @@ def piece_of(
             return capture(program, world=world, rank=rank, kind=kind, gpu=gpu, replay=False)
     if isinstance(captured, Trace):
         return captured
-    if variation is not None:
+    if variation is not None and kept:
         any_depth = captured.depths_of(variation.lengths) is not None
-        keep_piece(variation.key if any_depth else variation.key_at_depth, captured)
+        if any_depth or not captured.containers:
+            keep_piece(variation.key if any_depth else variation.key_at_depth, captured)
     return PieceOf(captured, captured.depths, captured.wanted)
-
-
-def _variation(
-    program: Program, plan: Plan, manifest: Manifest, *, rank: int, kind: Kind, gpu: Device
-) -> Variation | None:
-    """Return the cache keys of the piece; None for models whose code is not LegoAI's."""
-    if plan.model.source().kind != "builtin":
-        return None
-    return variation_of(
-        program.text,
-        program.block_classes,
-        manifest.block_lists,
-        world=plan.mesh.world_size,
-        rank=rank,
-        kind=kind,
-        gpu=gpu,
-        measured=of_measured(plan, kind),
-        ahead=program.look_ahead,
-    )
-
-
-def of_measured(plan: Plan, kind: Kind) -> str:
-    """Return the digest of the profile that a run of the plan measured; empty where its passes read none."""
-    if plan.comm is None or plan.comm.profile != "measured":
-        return ""
-    return digest_of(ProfileKey.of_plan(plan, device=kind))

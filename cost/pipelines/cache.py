@@ -18,14 +18,13 @@ from typing import Any, Final, TypeVar
 
 from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.machine.cluster import Machine
-from legoai.cost.replay.key import variation_of
+from legoai.cost.replay.plan_key import may_keep, variation_of_plan
 from legoai.cost.replay.store import keep_bytes, kept_bytes
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.pickling import restored
 from legoai.dsl.analysis.allocator import expandable_segments
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import Program
-from legoai.specs.models.manifests.manifest import Manifest
-from legoai.specs.plan import Plan
 
 T = TypeVar("T")
 
@@ -58,19 +57,16 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a simulation")
 
 
-def cached_or_simulated(
-    program: Program, plan: Plan, manifest: Manifest, machine: Machine, simulate: Callable[[], T]
-) -> T:
+def cached_or_simulated(program: Program, analysis: Analysis, machine: Machine, simulate: Callable[[], T]) -> T:
     """Return the simulation of a pipeline from the cache or, where it is not cached, from ``simulate``.
 
     Args:
         program: what the plan was lowered to.
-        plan: the plan, with a pipeline.
-        manifest: of its model.
+        analysis: of the plan, which has a pipeline.
         machine: on which it runs.
-        simulate: simulates the pipeline. Its result is cached, unless the code of the model is not LegoAI's.
+        simulate: simulates the pipeline.
     """
-    key = _key(program, plan, manifest, machine)
+    key = _key(program, analysis, machine)
     if key is None:
         return simulate()
     with uncollected():
@@ -80,29 +76,26 @@ def cached_or_simulated(
             with contextlib.suppress(Exception):
                 known: T = _Unpickler(io.BytesIO(zlib.decompress(held))).load()
                 return known
+        kept = may_keep(analysis)
         found = simulate()
+        if not kept:
+            return found
         packed = zlib.compress(pickle.dumps(found, protocol=pickle.HIGHEST_PROTOCOL), _LEVEL)
         keep_bytes(_FOLDER, key, packed)
     return found
 
 
-def _key(program: Program, plan: Plan, manifest: Manifest, machine: Machine) -> str | None:
-    """Return the digest of all inputs of the simulation; None for models whose code is not LegoAI's."""
-    if plan.model.source().kind != "builtin":
-        return None
-    variation = variation_of(
-        program.text,
-        program.block_classes,
-        manifest.block_lists,
-        world=plan.mesh.world_size,
-        rank=0,
-        kind=machine.device.kind,
-        gpu=machine.device,
-        ahead=program.look_ahead,
-    )
+def _key(program: Program, analysis: Analysis, machine: Machine) -> str | None:
+    """Return the digest of all inputs of the simulation; None where they are not known."""
+    device = machine.device
+    variation = variation_of_plan(program, analysis, rank=0, kind=device.kind, gpu=device)
     if variation is None:
         return None
-    of_machine = [f"{machine.profile.name}@{machine.profile.hash}", repr(machine.cluster), expandable_segments(plan)]
+    of_machine = [
+        f"{machine.profile.name}@{machine.profile.hash}",
+        repr(machine.cluster),
+        expandable_segments(analysis.plan),
+    ]
     # Unlike a piece, a pipeline's trace cannot be derived for other depths or numbers of micro batches.
     parts = [variation.key, variation.lengths, variation.micro_batches, *of_machine]
     return hashlib.sha256(json.dumps([*parts, state_of_code(*SIMULATION)]).encode()).hexdigest()

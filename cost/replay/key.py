@@ -75,6 +75,7 @@ def variation_of(
     gpu: Device | None,
     measured: str = "",
     ahead: int = 1,
+    model: str = "",
 ) -> Variation | None:
     """Return the cache key and the variable quantities of a program; None where its text does not determine them.
 
@@ -84,7 +85,7 @@ def variation_of(
     device itself), and the versions and sources of the code that captures.
 
     Args:
-        text: of a program whose model is a built-in one.
+        text: of a program.
         classes: of the blocks of the model's lists, by their treatment.
         lists: the model's lists of blocks.
         world: number of ranks for which it was lowered.
@@ -93,9 +94,10 @@ def variation_of(
         gpu: the plan's device.
         measured: digest of the profile that the program reads; empty where it reads none.
         ahead: how many blocks away, at most, a block may refer to another.
+        model: state of the code of another author's model, which decides its depth too; empty for a built-in one.
     """
     depths = {path: len(of_block) for path, of_block in classes if len(set(of_block)) == 1}
-    [depth] = depths.values() if len(lists) == len(depths) == 1 else (None,)
+    [depth] = depths.values() if len(lists) == len(depths) == 1 and not model else (None,)
     runs = _Runs.of(classes, lists, ahead) if depth is None else None
     found = _without(text, depth, runs.bounds if runs else ())
     if found.micro_batches is None:
@@ -109,10 +111,12 @@ def variation_of(
         else runs.likeness,
         [world, rank, kind, of_device],
         measured,
+        model,
         state_of_code(*SIMULATION),
     ]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    lengths: dict[str, tuple[int, ...]] = {path: (depth,) for path, depth in depths.items()} if found.deep else {}
+    known = depths if found.deep or model else {}
+    lengths: dict[str, tuple[int, ...]] = {path: (depth,) for path, depth in known.items()}
     return Variation(key, lengths if runs is None else runs.lengths, found.micro_batches)
 
 

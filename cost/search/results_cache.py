@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.cost.replay.plan_key import state_of_model
 from legoai.cost.search.candidates import Choices, Evaluated, evaluated
 from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.evaluation.figures_cache import read_checked, state_file, write_checked
@@ -134,10 +135,9 @@ def result_file(plan: OpenPlan, devices: str, gap: float | None = None) -> Path 
     asked = plan.analysis.plan
     places = list(_places(plan, asked))
     accepted = sorted(_accepted(plan))
-    question = json.dumps(
-        [devices, _what_costs(asked), asked.goals(), holes, places, accepted, str(installed()), gap], sort_keys=True
-    )
-    return state_file("results", question)
+    solver, model = str(installed()), state_of_model(plan.analysis)
+    question = [devices, _what_costs(asked), asked.goals(), holes, places, accepted, solver, gap, model]
+    return state_file("results", json.dumps(question, sort_keys=True))
 
 
 def _places(plan: OpenPlan, asked: Plan) -> Iterator[list[str | int | None]]:

@@ -200,18 +200,17 @@ def solved(
     In a block of :func:`legoai.specs.cache.refreshed`, none from before it are read. Arguments and errors are those of
     :func:`solve`; ``progress`` is called with the search's progress.
     """
+    from legoai.cost.replay.plan_key import may_keep
     from legoai.cost.search.evaluation.evaluator import Simulation
     from legoai.cost.search.evaluation.figures_cache import figures_file, read_cache, write_cache
     from legoai.cost.search.results_cache import CachedResult, read_result, result_file, write_result
     from legoai.cost.search.solve import devices_of, solve
 
-    plan = opened.resolution.plan
-    # The key of a cached result is the program, which does not contain the modules of a factory.
-    imports = plan is not None and plan.model.family == "python"
+    keeps = opened.analysis is not None and may_keep(opened.analysis)
     devices = devices_of(opened, profile)
-    file = None if imports else figures_file(devices)
+    file = figures_file(devices) if keeps else None
     kept = read_cache(file)
-    results = None if imports else result_file(opened, devices, gap)
+    results = result_file(opened, devices, gap) if keeps else None
     cached = read_result(results)
     try:
         with Simulation(directory=opened.directory, profile=profile, kept=kept) as evaluator:

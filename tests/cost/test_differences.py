@@ -213,7 +213,7 @@ def test_plans_that_cannot_be_costed_are_named(evaluations, wrong: str):
         cost_difference(Comparison(side(TEXT), side(AFTER)), profile="no_such_device")
 
 
-def test_factory_plans_are_simulated_in_their_folder_uncached(evaluations, tmp_path: Path):
+def test_factory_plans_are_simulated_each_in_its_folder(evaluations, tmp_path: Path):
     asked = evaluations(modelled)
     text = TEXT.replace('llama3("tiny", n_layers = 2)', 'python("mixing_model:build")').replace("layers.*", "blocks.*")
     for name, version in (("a", ""), ("b", "# another version\n")):
@@ -225,6 +225,6 @@ def test_factory_plans_are_simulated_in_their_folder_uncached(evaluations, tmp_p
     assert [change.what for change in comparison.changes] == ['"mixing_model.py"']
     found = cost_difference(comparison)
     assert [folder for folder, _ in asked.asked] == [tmp_path / "a", tmp_path / "b"]
-    assert asked.files == [False, False]
+    assert asked.files == [True, True]
     assert found.whole == costs.Effect()
     assert found.parts[0].simulated

@@ -51,7 +51,7 @@ def test_program_says_how_to_start_its_own_file(name: str, shown: str | None, ca
         assert shlex.split(said[3])[-1] == name
     assert len(text.splitlines()) == len(printed.splitlines()), "lines are those of the map"
     programs = [Program(text=one, plan_name="small", digest="", lines={}) for one in (text, printed)]
-    assert len({program_key(one, None) for one in programs}) == 1
+    assert len({program_key(one, None, "") for one in programs}) == 1
 
 
 def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from weakref import WeakKeyDictionary
 
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
+from legoai.cost.replay.plan_key import state_of_model
 from legoai.cost.search.buckets.costs import UnitWork, work_of_units
 from legoai.cost.search.evaluation.workers import Workers, first_result
 from legoai.cost.search.lower_bounds.memory_bound_kernels import Moved, moved_of
@@ -287,7 +288,8 @@ class Simulation:
 
     def _key(self, program: Program, candidate: Analysis) -> str:
         # An equal program of a plan that does not decide buckets has no figures of units.
-        return program_key(program, self.profile) + (" with units" if bucket_rules(candidate) else "")
+        beside = "with units" if bucket_rules(candidate) else ""
+        return f"{program_key(program, self.profile, state_of_model(candidate))} {beside}".rstrip()
 
     def _is_known(self, key: str) -> bool:
         return self._is_kept(key, whole=self.whole) or key in self._failed
@@ -383,10 +385,16 @@ def _ended(running: _Running) -> Outcome | None:
     return next((one.result() for one in done), None)
 
 
-def program_key(program: Program, profile: str | None) -> str:
-    """The identity of what a program does: equal for plans whose programs differ in their names, hashes and lines."""
+def program_key(program: Program, profile: str | None, model: str | None) -> str:
+    """The identity of what a program does: equal for plans whose programs differ in their names, hashes and lines.
+
+    Args:
+        program: what a plan was lowered to.
+        profile: of other devices than the plan's.
+        model: state of the model, as of :func:`legoai.cost.replay.plan_key.state_of_model`.
+    """
     text = _IDENTITY.sub("", program.text)
-    return hashlib.sha256(f"{profile}\n{program.block_classes}\n{text}".encode()).hexdigest()
+    return hashlib.sha256(f"{profile}\n{model or ''}\n{program.block_classes}\n{text}".encode()).hexdigest()
 
 
 @functools.lru_cache(_MANIFESTS)

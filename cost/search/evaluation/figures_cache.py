@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.machine.cluster import Machine
+from legoai.cost.replay.plan_key import state_of_model
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import Program
 from legoai.specs.cache import private_cache, read_cached, write_cached
@@ -39,7 +40,10 @@ def estimate_file(devices: str, analysis: Analysis, program: Program) -> Path | 
     resolution = analysis.resolution
     files = {} if resolution is None else resolution.files
     texts = [part for name, file in sorted(files.items()) for part in (name, file.text)]
-    return state_file("estimates", "\0".join([devices, analysis.plan.digest, program.text, *texts]))
+    state = state_of_model(analysis)
+    if state is None:
+        return None
+    return state_file("estimates", "\0".join([devices, analysis.plan.digest, program.text, state, *texts]))
 
 
 def state_file(name: str, state: str) -> Path | None:

@@ -51,8 +51,10 @@ def cached_or_inspected(
     reply = _ask(source, base_directory, timeout, steps=steps)
     if "error" in reply:
         raise ManifestError(**reply["error"])
-    manifest = Manifest(reply["manifest"])
-    _write_entry(file, {**reply, "steps": steps})
+    names = reply["environment"]
+    entry = {**reply, "environment": [names, environment_digest(names, _environment())], "steps": steps}
+    manifest = Manifest(reply["manifest"]) if file is None else _manifest(entry, file)
+    _write_entry(file, entry)
     return manifest
 
 
@@ -195,7 +197,7 @@ def _special_float(item: dict[str, Any]) -> Any:
 def _read_entry(file: Path | None, *, steps: bool) -> Manifest | None:
     """Return the manifest of a cache entry that is complete, tells enough, and whose dependencies are unchanged."""
     held = None if file is None else read_cached(file)
-    if held is None:
+    if file is None or held is None:
         return None
     try:
         entry = json.loads(held)
@@ -204,17 +206,23 @@ def _read_entry(file: Path | None, *, steps: bool) -> Manifest | None:
             return None
         if environment_digest(names, _environment()) != values or not unchanged(entry["dependencies"]):
             return None
-        return Manifest(entry["manifest"])
+        return _manifest(entry, file)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _manifest(entry: Mapping[str, Any], file: Path) -> Manifest:
+    """Return the manifest of an entry, with the state of what it was made from."""
+    manifest = Manifest(entry["manifest"])
+    parts = json.dumps([file.stem, entry["environment"], entry["dependencies"]])
+    manifest.state = hashlib.sha256(parts.encode()).hexdigest()
+    return manifest
 
 
 def _write_entry(file: Path | None, entry: dict[str, Any]) -> None:
     """Write a cache entry atomically; do nothing where the cache cannot be written."""
     if file is None:
         return
-    names = entry["environment"]
-    entry = {**entry, "environment": [names, environment_digest(names, _environment())]}
     with contextlib.suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_cached(file, json.dumps(entry, separators=(",", ":")).encode())

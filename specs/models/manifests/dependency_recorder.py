@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Final
@@ -24,8 +26,9 @@ class DependencyRecorder:
     """Notes the files that are opened for reading while entered, and the environment variables that are looked up.
 
     Files of the standard library, of installed packages and of LegoAI are left out, an editable installation's are not.
-    So are files that were written before they are read. Compiled code that opens files or reads the environment itself
-    is not seen, nor are other processes.
+    Of each installed package that is imported meanwhile, the time of its first module stands for its release. Left out
+    are also files that were written before they are read. Not seen are other processes, and compiled code that opens
+    files or reads the environment itself.
 
     Args:
         package: the factory's top-level package, which counts wherever it is.
@@ -65,8 +68,12 @@ class DependencyRecorder:
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             own = name.partition(".")[0] == self._package
-            if isinstance(file, str) and (own or (name not in self._known and not self._is_installed(file))):
+            if not isinstance(file, str):
+                continue
+            if own or (name not in self._known and not self._is_installed(file)):
                 self._note_file(file)
+            elif name not in self._known and "." not in name and file.startswith(_package_folders()):
+                self._files[file] = fingerprint(file, digested=False)
 
     @property
     def files(self) -> list[tuple[str, str]]:
@@ -152,7 +159,16 @@ def _source_of(path: str) -> str:
 
 def _installed_folders() -> tuple[str, ...]:
     """The folders, each with a separator at its end, of Python's library, of installed packages, and of LegoAI."""
-    names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = [sysconfig.get_path(name) for name in names]
-    found += [*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[3])]
-    return tuple({form + os.sep for folder in found for form in (folder, os.path.realpath(folder))})
+    found = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    return (*_forms([*found, str(Path(__file__).parents[3])]), *_package_folders())
+
+
+@functools.cache
+def _package_folders() -> tuple[str, ...]:
+    """Those of installed packages alone."""
+    found = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+    return _forms([*found, *site.getsitepackages(), site.getusersitepackages()])
+
+
+def _forms(folders: Iterable[str]) -> tuple[str, ...]:
+    return tuple({form + os.sep for folder in folders for form in (folder, os.path.realpath(folder))})

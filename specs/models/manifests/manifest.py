@@ -182,8 +182,7 @@ class ModuleInfo:
     changed_parameters: tuple[str, ...] = ()
     """Parameters that forward itself changes: names relative to the module, or whole paths of those not below it."""
     assigned: tuple[str, ...] = ()
-    """Attributes of modules that its call assigns, those of its hooks and of the modules inside included; names as of
-    `changed_parameters`."""
+    """Attributes of modules that its call assigns, with its hooks and modules inside; names as `changed_parameters`."""
     backward_hooks: bool = False
     """Whether hooks are called with the gradients of its results or inputs."""
     torch_forward: bool = False
@@ -330,6 +329,9 @@ class _Modules(Mapping[str, ModuleInfo]):
 class Manifest:
     """A model's modules, shapes, repeated blocks and data flow."""
 
+    state: str = ""
+    """Digest of all that is known to determine a model of another author; set by the cache that it is read from."""
+
     def __init__(self, raw: Mapping[str, Any]) -> None:
         """Read the serialised form, `raw`, of a manifest.
 
@@ -351,8 +353,7 @@ class Manifest:
             self.shared_modules: tuple[tuple[str, ...], ...] = tuple(tuple(group) for group in raw["shared"])
             """Groups of paths that lead to one module with parameters, of which :attr:`modules` has the first."""
             self.unfilled: tuple[str, ...] = tuple(raw["unfilled"])
-            """Parameters and buffers that get no first value: the constructor leaves them empty, and no method of
-            their module's or of the model's fills them."""
+            """Parameters and buffers that neither the constructor nor a method of their module or the model fills."""
             self.updated: tuple[str, ...] = tuple(raw["updated"])
             """Buffers that the model's forward changes in training, apart from tables that it computes."""
             self.updated_unsaved: tuple[str, ...] = tuple(raw.get("updated_unsaved", ()))
@@ -360,8 +361,7 @@ class Manifest:
             self.mixed_dtypes = mixed_from(raw.get("mixed_dtypes", ()))
             """Operators that get tensors of two dtypes where parameters are in half precision, in order."""
             self.attribute_reads: tuple[tuple[str, str, str], ...] = tuple(map(tuple, raw.get("attribute_reads", ())))
-            """Modules around blocks, each with a module inside of it and the attribute of that which its forward needs;
-            one of equal modules."""
+            """Modules around blocks, one of equal ones, with one inside and the attribute of that which they read."""
             self.step_changes: str | None = raw.get("step_changes")
             """What differs between the steps of a training, or None; only looked for where that was asked for."""
             self.sparse_gradients: tuple[str, ...] = tuple(raw.get("sparse_gradients", ()))

@@ -14,6 +14,7 @@ from legoai.api import estimate
 from legoai.cost.machine.cluster import machine_of
 from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.trace.records import Mark
+from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.cache import private_cache, refreshed, with_digest, without_digest
 from support.plans import lowered, manifest_of, resolved
 
@@ -45,7 +46,9 @@ def cost(text: str, simulated: list[str], profile: str | None = None) -> Mark:
         simulated.append(text)
         return Mark(f"simulation {len(simulated)}")
 
-    return cached_or_simulated(lowered(text), plan, manifest_of(plan.model.source()), machine, simulate)
+    return cached_or_simulated(
+        lowered(text), Analysis(plan, manifest_of(plan.model.source()), Path()), machine, simulate
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from legoai.specs.files import MOST_TEXT
+from legoai.specs.models.manifests import dependency_recorder
 from legoai.specs.models.manifests.dependencies import fingerprint, unchanged
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
@@ -222,3 +223,16 @@ def test_a_large_file_is_known_by_its_size_and_time(tmp_path):
     os.utime(weights, ns=(0, 0))
     assert not unchanged(known)
     assert fingerprint(tmp_path) is None
+
+
+def test_another_release_of_an_installed_package_is_noticed(factory, tmp_path, monkeypatch):
+    library = tmp_path / "site-packages"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(library)])
+    monkeypatch.setattr(dependency_recorder, "_package_folders", lambda: (f"{library}{os.sep}",))
+    first = factory.write("WIDTH = 8", f"{library}/an_installed_package/__init__.py")
+    factory.write(BUILD + "    from an_installed_package import WIDTH\n    build = lambda: layer(WIDTH)\n")
+    assert [factory.width(), factory.width()] == [8, 8]
+    assert factory.inspections == 1
+    monkeypatch.delitem(sys.modules, "an_installed_package")
+    first.write_text("WIDTH = 4\n# a later release")
+    assert factory.width() == 4
