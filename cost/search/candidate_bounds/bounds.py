@@ -211,7 +211,7 @@ class BoundsOf:
     def _seconds(self, analysis: Analysis) -> float:
         everything = self.layers.once(analysis, self._of_all_ranks)
         try:
-            return max(everything, self._on_rank(analysis)) if 0.0 < everything < self.enough else everything
+            return max(everything, self._on_rank(analysis)) if everything < self.enough else everything
         except Undecided:
             return everything
 

@@ -167,13 +167,7 @@ class ModelLayers:
         """The same without what open styles add."""
         plan, manifest, of_token = analysis.plan, analysis.manifest, self.once(analysis, self.of_token)
         assert manifest is not None
-        mesh, batch = plan.mesh, plan.batch
-        tokens = batch.micro_batch * batch.length / (mesh.cp * mesh.tp)
-        # Equal layers share what is computed for one.
-        at_rate = {took: Pass(took * tokens, FACTORS * took * tokens) for took in set(of_token.values())}
-        least = {path: at_rate[took] for path, took in of_token.items()}
-        layers = self._layers_of(manifest, plan.model.family)
-        least |= dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
+        least = dict(self._by_shapes(analysis, manifest, of_token)) if of_token else {}
         if plan.model.family not in FOREIGN:  # another layer may compute while one waits
             waited = functools.cache(_waited)
             for path, waits in self.once(analysis, self.waits).items():
@@ -182,6 +176,16 @@ class ModelLayers:
         if beside is not None:
             least |= dict.fromkeys(memory_bound_kernels.repeated_blocks(manifest), beside)
         return least
+
+    def _by_shapes(self, analysis: Analysis, manifest: Manifest, of_token: Mapping[str, float]) -> Mapping[str, Pass]:
+        """Least seconds of layers by themselves."""
+        plan = analysis.plan
+        tokens = plan.batch.micro_batch * plan.batch.length / (plan.mesh.cp * plan.mesh.tp)
+        # Equal layers share what is computed for one.
+        at_rate = {took: Pass(took * tokens, FACTORS * took * tokens) for took in set(of_token.values())}
+        least = {path: at_rate[took] for path, took in of_token.items()}
+        layers = self._layers_of(manifest, plan.model.family)
+        return least | dict(self._at_shapes(analysis, [item for item in layers if item[0] in of_token], least))
 
     def _beside_layers(self, analysis: Analysis, least: Mapping[str, Pass]) -> Pass | None:
         """Least seconds of each block beside those of its layers; None where nothing is known of it."""

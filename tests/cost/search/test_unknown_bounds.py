@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from legoai.cost.report.solution import document, terminal
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.cost.search.evaluation.evaluator import Outcome
 from legoai.cost.search.lower_bounds import model_layers
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
@@ -60,8 +61,17 @@ def test_simulation_bounds_every_bucketing():
 def test_what_has_no_bound_leaves_the_gap_unknown(text: str, monkeypatch: pytest.MonkeyPatch):
     """Compiled layers may compute otherwise in other buckets, and layers do in other styles."""
     monkeypatch.setattr(model_layers, "layers_of", lambda manifest, family: iter(()))
+    monkeypatch.setattr(BoundsOf, "_on_rank", lambda self, analysis: 0.0)
     solution = solved(text)
     body = document(solution, None)
     assert (body["status"], body["bound"], body["gap"]) == ("bounded", None, None)
     assert terminal(solution).startswith("step_time 1.00 s, no bound is known (no simulated candidate is better)\n")
     assert solution.text(solution.best.choices).splitlines()[-1].endswith("gap unknown")
+
+
+def test_layers_of_models_without_sequences_take_no_known_time():
+    analysis = opened(PICTURES).analysis
+    assert analysis is not None
+    bounds = BoundsOf()
+    assert bounds.layers.of_layers(analysis) == {}
+    assert 0.0 < bounds.as_sum(analysis) <= bounds.step_time(analysis)

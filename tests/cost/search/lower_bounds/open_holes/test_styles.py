@@ -90,7 +90,7 @@ def communication(plan: OpenPlan, choices: Sequence[int], bounds: BoundsOf) -> f
     analysis = plan.candidate(with_open(choices, [norm])).analysis
     assert analysis is not None
     assert analysis.manifest is not None
-    layers = dict(layers_of(analysis.manifest, decoder=True))
+    layers = dict(layers_of(analysis.manifest, "llama3"))
     costs = StyleCosts(analysis, bounds.machine(analysis), layers, {}, lambda *_: None)
     total = 0.0
     for block in open_blocks(analysis).values() if analysis.plan.compile is None else ():
