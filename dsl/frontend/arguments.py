@@ -72,9 +72,12 @@ class Reader(ValueReader):
                 )
                 values[item.field] = Hole()
                 continue
+            bare = argument.value if argument.name is None else None
+            self._valueless = bare.text if isinstance(bare, Name) and bare.text in by_name else ""
             values[item.field], origins[item.field] = self.value(
                 argument.value if flag is None else Boolean(True, argument.span), item.kind
             )
+            self._valueless = ""
         if unknown and not (issubclass(declared, Directive) and declared.open_options):
             # The unknown option may be a misspelling of any option that is not given.
             meant = {closest(item.name.text, tuple(by_name)) for item in unknown if item.name is not None}

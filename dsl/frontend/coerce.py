@@ -51,6 +51,8 @@ class ValueReader(ABC):
         """Origin of the values that are read, unless a `let` of the command line decides them."""
         self._direct = True
         """Whether a value is written where it is used, so that a fix there has no other effect."""
+        self._valueless = ""
+        """Name of an option that stands where a value is read, without one of its own."""
 
     def value(self, node: Value, kind: kinds.Kind) -> tuple[Any, Origin]:
         """Return the value of ``node`` as ``kind`` represents it, and its origin; a hole if undecided or invalid."""
@@ -250,6 +252,8 @@ class ValueReader(ABC):
             if isinstance(node, Name) and "." not in node.text:
                 legal = tuple(self.scope.names)
                 help = suggestion(node.text, legal) or [f"`let {node.text} = …` would define it"]
+                if node.text == self._valueless:
+                    help = [f"an option is given with its value: `{node.text} = …`"]
                 return self._report(
                     rules.UnknownLet.at(
                         node.span, f"expected {kind.describe()}, and no `let` defines `{node.text}`",

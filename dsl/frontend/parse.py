@@ -376,6 +376,9 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
 
         if ours := our_model(name[1]):
             return [f"write `model {ours}`"]
+    if expected == "`=`" and before and (sign in ("}", ",") or token.type == "_NL"):
+        treatment = _some_treatment(text, position)
+        return [f"a rule gives a path its treatment: `{before.split()[-1]} = {treatment}`"] if treatment else []
     if token.type == "MINUS":
         return ["names are written with `_`"]
     if sign == "=" and first == before and before.isidentifier():
@@ -406,6 +409,18 @@ def _hints(token: Token, text: str, position: int, expected: str) -> list[str]:
     if sign in UNITS and before[-1:].isdigit():
         return [f"a unit stands right behind its number: `{words[-1]}{sign}`"]
     return []
+
+
+def _some_treatment(text: str, position: int) -> str | None:
+    """Return a treatment that the statement has in whose block ``position`` is; None outside of one."""
+    from legoai.specs.directives import FAMILIES, family
+
+    while (position := text.rfind("{", 0, position)) >= 0:
+        word = text[text.rfind("\n", 0, position) + 1 : position].partition(" ")[0]
+        if word in FAMILIES:
+            kinds = family(word).treatments
+            return None if kinds is None else next(one.name for one in kinds.treatments if one.name != "none")
+    return None
 
 
 def _is_family(word: str) -> bool:
