@@ -1,4 +1,4 @@
-"""What is kept of plans whose models are of other authors: until their files or their code change."""
+"""Captures and figures of plans whose models are of other authors, kept until their files or code change."""
 
 from __future__ import annotations
 
