@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from legoai.cost.search.candidate_bounds.bounds import BoundsOf
+from legoai.dsl.lint import lint
 from support.bounded_candidates import bounded_wrongly
+from support.manifests import inspected_in_this_process
 from support.simulator import in_the_simulator
 
 _SIZE = {"hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 32000}
@@ -117,6 +120,29 @@ def bounded(folder: Path, name: str, body: str, count: int, seed: int) -> list[s
     if "images" in name:
         body = body.replace(", seq_len = 1024", "").replace(", chunked(4), chunked(4, last_layer = true)", "")
     return bounded_wrongly(HEAD.format(model=model) + body.format(blocks=blocks), folder, count, seed)
+
+
+DECIDED = """\
+batch (global = 16, micro = 2, seq_len = 1024)
+mesh (dp_shard = 2, tp = 2)
+shard standard on tp (sequence)
+fsdp blocks on dp_shard
+"""
+
+
+def test_layers_bound_a_step_before_any_simulation(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["llama"]))
+    with inspected_in_this_process():
+        text = HEAD.format(model='huggingface("config.json")') + DECIDED
+        analysis = lint(text, "test.plan", directory=tmp_path).analysis
+    assert analysis is not None
+    bounds = BoundsOf()
+    least = bounds.layers.of_layers(analysis)
+    assert len(least) == 4 * 7 + 1  # linear layers of four blocks, and the last one
+    assert all(took.backward > took.forward > 0.0 for took in least.values())
+    # What else a step takes at least is added.
+    layers = sum(took.forward + took.backward for took in least.values())
+    assert 4 * layers < bounds.step_time(analysis) < 2 * 4 * layers
 
 
 @pytest.mark.slow
