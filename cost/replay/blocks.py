@@ -9,7 +9,7 @@ replayed from those of the captured blocks (:mod:`legoai.cost.replay.piece`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -69,16 +69,17 @@ def _shortened(
         return
     if not all(_is_equal(blocks, run) for run in runs):
         return
-    if not whole and type(container) is not nn.ModuleDict:
-        return  # programs name the blocks of a list by their indices, which would change
+    if not whole and (type(container) not in _SHORTENED or (staged and type(container) is nn.ModuleList)):
+        return  # programs name the blocks by their indices, which would change
     left_out = {place for run in runs for place in range(run.start, run.stop)} - {p for run in runs for p in run.kept}
     own = {place: name for place, name in enumerate(names) if place not in left_out}
-    if not staged and not isinstance(container, nn.ModuleDict):
+    if whole and not staged and not isinstance(container, nn.ModuleDict):
         own = {place: str(order) for order, place in enumerate(own)}  # a list numbers its own blocks
     container._modules.clear()
     container._modules.update({name: blocks[place] for place, name in own.items()})
     if not whole:
-        container.__class__ = ShortenedDict
+        shortened: Any = _SHORTENED[type(container)]
+        container.__class__ = shortened
     for run in runs:
         bounds = (
             "" if run.stop - run.start == len(names) and not staged else f"[{names[run.start]}..{names[run.stop - 1]}]"
@@ -113,6 +114,30 @@ class ShortenedDict(nn.ModuleDict):
         """Replace a block."""
         if key in self._modules:
             super().__setitem__(key, module)
+
+
+class ShortenedList(nn.ModuleList):
+    """Container whose blocks keep their indices: operations on those that were left out have no effect."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a block, or a :class:`LeftOut` for one that was left out; negative ones count from the last."""
+        if isinstance(index, slice):
+            return nn.ModuleList(list(self)[index])
+        if index < 0:
+            return list(self)[index]
+        return self._modules[str(index)] if str(index) in self._modules else LeftOut()
+
+    def __setitem__(self, index: int, module: nn.Module) -> None:
+        """Replace a block by a module that wraps it; its index is its own, or that by which it was enumerated."""
+        for name, block in self._modules.items():
+            if any(block is one for one in module.children()):
+                self._modules[name] = module
+
+
+_SHORTENED: Final[Mapping[type[nn.Module], type[nn.Module]]] = {
+    nn.ModuleDict: ShortenedDict,
+    nn.ModuleList: ShortenedList,
+}
 
 
 class LeftOut(nn.Module):

@@ -33,9 +33,10 @@ def block_classes(analysis: Analysis) -> BlockClasses:
     """Return the lists of blocks (`layers`), each with the class of every block: blocks of a class are interchangeable.
 
     Blocks of a class have equal structure, forward does the same with them, and every statement treats them by the same
-    rules. Left out are lists of which a block is not gathered and reduced on its own, those that forward does not go
-    through block by block, and lists in one graph, in which blocks overlap: all where the step is one, and those of a
-    module that inductor compiles without breaks among the blocks. Stages that are graphs are compared as a whole.
+    rules. Left out are lists of which a block is not gathered and reduced on its own; those that forward does not go
+    through block by block; outside of stages those with whose blocks it does not do the same, since it may count them;
+    and lists in one graph, in which blocks overlap: all where the step is one, and those of a module that inductor
+    compiles without breaks among the blocks. Stages that are graphs are compared as a whole.
 
     Raises:
         Undecided: a rule's treatment is a hole.
@@ -50,6 +51,7 @@ def block_classes(analysis: Analysis) -> BlockClasses:
         (blocks.path, _classes(blocks, [*treatments, dict(zip(blocks.paths, passage_of[blocks.path], strict=True))]))
         for blocks in analysis.manifest.block_lists
         if blocks.path in passage_of and blocks.path not in fused
+        if is_staged(analysis) or len(set(passage_of[blocks.path])) == 1
         if not any(below(path, blocks.path) for path in apart)
     )
     if _prefetched(analysis.plan) is None:

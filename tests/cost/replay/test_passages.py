@@ -20,9 +20,9 @@ fsdp on dp_shard {{ blocks.* = unit }}
 """
 
 
-def traced(way: str) -> tuple[bool, bool]:
+def traced(way: str, statement: str = "") -> tuple[bool, bool]:
     """Return whether blocks were left out, and whether the trace is that of the whole model."""
-    program, gpu = lowered(PLAN.format(way=way)), device("h100_sxm")
+    program, gpu = lowered(PLAN.format(way=way) + statement), device("h100_sxm")
     piece = capturing.capture_piece(program, world=2, kind="cuda", gpu=gpu)
     whole = capturing.capture(program, world=2, kind="cuda", gpu=gpu, replay=False)
     if isinstance(piece, Piece):
@@ -42,3 +42,20 @@ def traced(way: str) -> tuple[bool, bool]:
 )
 def test_blocks_are_left_out_where_forward_treats_them_alike(way: str, shortened: bool):
     assert in_the_simulator(traced, way) == (shortened, True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "shortened"),
+    [
+        ("checkpoint { blocks.* = none, blocks.0 = full }", True),
+        pytest.param("checkpoint { blocks.* = full, blocks.{10..11} = none }", True, marks=pytest.mark.slow),
+        pytest.param("checkpoint { blocks.* = every(2) }", True, marks=pytest.mark.slow),
+        pytest.param(
+            "checkpoint { blocks.{0..7} = full }\ncomm (prefetch = units(1, 1))", True, marks=pytest.mark.slow
+        ),
+        pytest.param("compile { blocks.{3..11} = inductor }", True, marks=pytest.mark.slow),
+        pytest.param("checkpoint { blocks.{2, 5, 8} = full }", False, marks=pytest.mark.slow),
+    ],
+)
+def test_blocks_of_a_list_are_left_out_of_those_that_the_plan_treats_alike(statement: str, shortened: bool):
+    assert in_the_simulator(traced, "one by one", statement) == (shortened, True)
