@@ -15,7 +15,7 @@ from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.sources import read_base
 from legoai.dsl.frontend.syntax import Value
-from legoai.dsl.holes import all_open, open_holes, refusals, uses_of, value_of
+from legoai.dsl.holes import OpenHole, all_open, open_holes, refusals, uses_of, value_of
 from legoai.dsl.lint import Announce, Linted, errors, manifest_of
 from legoai.specs.directives.base import PathRule, has_hole
 from legoai.specs.plan import Plan
@@ -157,6 +157,15 @@ class OpenPlan:
             text, self.resolution.file.name, directory=self.directory, settings=self._settings,
             variant=self.resolution.variant, read=self._read,
         )  # fmt: skip
+
+    def alone(self, text: str) -> Resolution:
+        """The plan of another text in this one's place without variant and settings, as its files are now."""
+        return resolve(text, self.resolution.file.name, directory=self.directory, read=self._read_now)
+
+    def is_shared(self, hole: OpenHole) -> bool:
+        """Whether the plan has a hole without its variant and settings too."""
+        variant = self.resolution.variants.get(self.resolution.variant or "")
+        return variant is None or not hole.span.is_inside(variant.span)
 
     def moved(self, folder: Path) -> Resolution:
         """The plan with its holes open, in another folder, by which its relative file names are read then."""

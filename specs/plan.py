@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from legoai.specs.directives import DEFAULTED
 from legoai.specs.directives.base import Directive, PathRule, describe, walk
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import Record, replace
@@ -170,16 +169,17 @@ class Plan(Record, kw_only=True):
     def canonical(self) -> dict[str, Any]:
         """Return the plan as plain data: the same for equivalent plans, whatever their text, order or file.
 
-        Rules are sorted, since their order has no meaning. Default values are left out, and the version of the defaults
-        is written instead, so that a plan's identity does not change with options that it does not use. `require`, the
+        Rules are sorted, since their order has no meaning. Default values are left out, with statements that have
+        nothing else, and the version of the defaults is written instead, so that a plan's identity does not change with
+        options that it does not use. `require`, the
         objective, the variant's name and the solver's line are left out, since they change nothing that is run, but for
         the memory limit where it decides what passes over a graph do.
         """
         body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}
         for directive in (*self.directives(), *self.idle):
-            described = describe(directive, defaults=False)
-            if not described and directive.keyword in DEFAULTED:
+            if directive.is_neutral:
                 continue
+            described = describe(directive, defaults=False)
             if "rules" in described:
                 described["rules"] = sorted(described["rules"], key=lambda rule: json.dumps(rule, sort_keys=True))
             if directive.repeats_by_axis:

@@ -123,13 +123,19 @@ class Solution:
             key=lambda item: (not item.feasible, rounded(sign * self.of(item)), item.figures.reserved),
         )
 
+    def replaced(self, choices: Choices) -> Iterator[str]:
+        """The answers that a candidate's replace and that the plan has without its variant and settings too."""
+        for hole, index in zip(self.plan.holes, choices, strict=True):
+            if index is not None and hole.answer not in (None, hole.choices[index]) and self.plan.is_shared(hole):
+                yield f"{hole.what}: {hole.answer} → {hole.choices[index]}"
+
     def text(self, choices: Choices, *, pinned: bool = False, record: bool = True) -> str:
         """The plan's text with a candidate's answers behind its holes, and the solver's line.
 
         Args:
             choices: of the candidate.
             pinned: write plain values in the place of the holes that were searched, and no line of the solver.
-            record: write the solver's line.
+            record: write the solver's line; else one that the plan has stays where it is of these answers.
         """
         file = self.plan.resolution.file
         answers = {
@@ -147,7 +153,10 @@ class Solution:
             ]
             return edit.without_solved(_file(edit.pin(written, spans), file.name))
         if not record or self.best is None:
-            return text
+            alone = self.plan.alone(text)
+            held = None if alone.plan is None else alone.plan.solved
+            is_of_them = held is not None and held.digest == solved_digest(alone)
+            return text if is_of_them else edit.without_solved(_file(text, file.name))
         status = self.result.status
         solved = Solved(
             digest=solved_digest(self.plan.reread(text)),

@@ -94,8 +94,8 @@ class Change(Record, kw_only=True):
 def changes(before: Plan, after: Plan) -> tuple[Change, ...]:
     """The values in which two plans differ, in the language's order; none where they mean the same.
 
-    Formatting, comments, the order of statements and rules, `let` names, base plans, the solver's line and a default
-    that is written out make no difference.
+    Formatting, comments, the order of statements and rules, `let` names, base plans, the solver's line, a default that
+    is written out and a statement of nothing but such defaults make no difference.
     """
     found = list(_changes(before, after))
     if before.canonical_json() == after.canonical_json():
@@ -139,7 +139,7 @@ def _of_statement(
 ) -> Iterator[Change]:
     if before is None or after is None:
         held = before if after is None else after
-        if held is not None:
+        if held is not None and not held.is_neutral:
             yield Change(
                 key=Key("statement", field, axes),
                 statement=_head(held),
@@ -175,6 +175,15 @@ def _of_statement(
     yield from _options(field, axes, before, after)
     yield from _arguments(field, axes, before, after)
     yield from _rules(field, axes, before, after)
+
+
+def parts(change: Change, before: Plan, after: Plan) -> Iterator[Change]:
+    """The options and rules of a statement that only one plan has, as changes of a statement that has the defaults."""
+    key = change.key
+    sides = [_shard(plan, key.axes) if key.field == "shard" else getattr(plan, key.field) for plan in (before, after)]
+    held = next((one for one in sides if one is not None), None)
+    if held is not None and None in sides:
+        yield from _of_statement(key.field, key.axes, held.bare(), held)
 
 
 def _options(field: str, axes: tuple[str, ...], before: Directive, after: Directive) -> Iterator[Change]:

@@ -10,7 +10,7 @@ from legoai.dsl.analysis.batch import micro_batches
 from legoai.dsl.analysis.computation.precision import gradient_dtype
 from legoai.dsl.analysis.parallelism.experts import limited_experts
 from legoai.dsl.analysis.stages.pipeline import is_staged
-from legoai.dsl.differences.changes import Change
+from legoai.dsl.differences.changes import Change, parts
 from legoai.dsl.differences.of_model import WHOLE, Place, another_training, decided
 from legoai.specs.directives import family
 from legoai.specs.record import Record
@@ -83,10 +83,10 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "checkpoint": {
         WHOLE: NONE,
         RULES: NONE,
-        "preserve_rng": ("training", "recomputed dropout may drop other elements than the forward"),
+        "preserve_rng": NONE,
     },
     "comm": {
-        WHOLE: _BUCKETS,
+        WHOLE: NONE,
         RULES: _BUCKETS,
         "reorder": NONE,
         "prefetch": NONE,
@@ -95,7 +95,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
         "reduce": ("rounding", "gradients of micro batches are summed before, or after, those of ranks"),
     },
     "offload": {
-        WHOLE: ("rounding", "the optimizer may compute on the host"),
+        WHOLE: NONE,
         "optimizer": NONE,
         "parameters": ("rounding", "the optimizer computes on the host, or no longer does"),
         "activations": NONE,
@@ -107,7 +107,7 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
     "loss": {WHOLE: ("rounding", "the loss is summed in another form"),
              "form": ("rounding", "the loss is summed in another form")},
     "compile": {
-        WHOLE: ("rounding", "compiled kernels round less often than eager ones"),
+        WHOLE: NONE,
         RULES: ("rounding", "compiled kernels round less often than eager ones"),
         "async_tp": ("rounding", "matrix products are computed in pieces, beside their collectives"),
     },
@@ -118,12 +118,12 @@ EFFECTS: Final[Mapping[str, Mapping[str, Effect]]] = {
              "field": ("training", "other samples"), "tokenizer": ("training", "other tokens of the same texts")},
     "weights": {WHOLE: ("training", "other first weights"), "huggingface": ("training", "other first weights")},
     "steps": {WHOLE: NONE, "count": NONE},
-    "seed": {WHOLE: ("training", "other first weights and another order of samples"),
-             "value": ("training", "other first weights and another order of samples")},
+    "seed": {WHOLE: NONE, "value": ("training", "other first weights and another order of samples")},
     "save": {WHOLE: NONE, "every": NONE, "keep": NONE, "asynchronous": NONE},
     "evaluate": {WHOLE: NONE, "every": NONE, "batches": NONE},
 }  # fmt: skip
-"""Effect of a change by keyword, and by option, `rules`, `axes` or the whole statement."""
+"""Effect of a change by keyword, and by option, `rules`, `axes` or the whole statement: of a statement that is added or
+removed its presence has that effect, and its options and rules where they differ from the defaults have theirs."""
 
 _ORDER: Final = list(KINDS)
 
@@ -156,7 +156,7 @@ def effect_of(change: Change) -> Effect:
     if key.part == "axes":
         return effects["axes"]
     if key.part == "statement":
-        return effects[WHOLE]
+        return effects[WHOLE]  # beside those of its parts
     if key.names[1:] == ("fused",):
         return _KERNELS
     return effects[_option_name(key.field, key.names[0])]
@@ -184,10 +184,20 @@ def numerics(found: Iterable[Change], before: Analysis, after: Analysis) -> tupl
     """The changes from one plan to another that change numbers, the strongest effects first."""
     beside = dict(_beside(before, after))
 
+    def effects_of(change: Change) -> Iterator[Effect]:
+        own, keyword = effect_of(change), change.key.field
+        yield own
+        yield from (beside.get((keyword, part), own) for part in (WHOLE, *change.key.names[:1]))
+
     def of(change: Change) -> Effect:
-        keyword, own = change.key.field, effect_of(change)
-        others = (beside.get((keyword, part), own) for part in (WHOLE, *change.key.names[:1]))
-        return min(own, *others, key=lambda effect: _ORDER.index(effect[0]))
+        field = change.key.field
+        if field == "pipeline" and before.plan.pipeline is None and after.plan.pipeline is None:
+            return NONE  # of one rank
+        among = [change]
+        if change.key.part == "statement" and change.kind != "changed" and field != "variant":
+            among += parts(change, before.plan, after.plan)
+        found = (effect for one in among for effect in effects_of(one))
+        return min(found, key=lambda effect: _ORDER.index(effect[0]))
 
     reasons = [Reason(change, *of(change)) for change in found]
     return tuple(sorted((item for item in reasons if item.kind != "none"), key=lambda item: _ORDER.index(item.kind)))
@@ -205,7 +215,7 @@ def _beside(before: Analysis, after: Analysis) -> Iterator[tuple[Place, Effect]]
     accumulate = any(decided(micro_batches, analysis.plan) != 1 for analysis in (before, after))
     if None not in dtypes and dtypes[0] != dtypes[1] and accumulate:
         summed: Effect = ("dtype", f"gradients of micro batches are summed in {dtypes[1]}, and not in {dtypes[0]}")
-        yield ("comm", WHOLE), summed
+        yield ("comm", "reduce"), summed
         yield ("fsdp", WHOLE), summed
         yield ("mesh", "pp"), summed
         yield ("pipeline", WHOLE if decided(is_staged, before) != decided(is_staged, after) else "microbatches"), summed

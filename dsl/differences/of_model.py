@@ -8,7 +8,12 @@ from typing import Final, TypeVar
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.attention import attention_modules
-from legoai.dsl.analysis.computation.checkpoint import random_modules
+from legoai.dsl.analysis.computation.checkpoint import (
+    keeps_random_state,
+    may_draw,
+    random_modules,
+    recomputed_modules,
+)
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.graph_breaks import effectively_compiled
@@ -18,6 +23,8 @@ from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.mesh import DATA_AXES
 
 WHOLE: Final = ""
+
+_REDRAWN: Final = "recomputed dropout may drop other elements than the forward"
 
 Place = tuple[str, str]
 """A keyword, and the field of one of its options, or `WHOLE` for each part of the statement."""
@@ -52,6 +59,11 @@ def another_training(before: Analysis, after: Analysis) -> Iterator[tuple[Place,
             yield ("checkpoint", WHOLE), "a module that is recomputed updates its buffers once more"
     if any(map(random_modules, both)):
         yield from _drawn(before, after)
+    dropped = [decided(_dropped_anew, item) for item in (before, after)]
+    if None in dropped:  # the model is not known, or a rule is a hole
+        yield ("checkpoint", "preserve_rng"), _REDRAWN
+    elif dropped[0] != dropped[1]:
+        yield ("checkpoint", WHOLE), _REDRAWN
 
 
 def _drawn(before: Analysis, after: Analysis) -> Iterator[tuple[Place, str]]:
@@ -106,6 +118,17 @@ def _updated_again(analysis: Analysis) -> set[str]:
     recomputed = checkpointed_modules(analysis)
     updated = () if analysis.manifest is None else analysis.manifest.updated
     return {path for path in updated if not recomputed.keys().isdisjoint(holders(path))}
+
+
+def _dropped_anew(analysis: Analysis) -> set[str] | None:
+    """The modules that recompute and may draw other random numbers then; None where the model is not known."""
+    if analysis.manifest is None:
+        return None
+    return {
+        path
+        for path in recomputed_modules(analysis)
+        if may_draw(analysis, path) and not keeps_random_state(analysis, path)
+    }
 
 
 def _has_several_stages(analysis: Analysis) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Directive, option
 from legoai.specs.directives.kinds import Choice
@@ -13,6 +14,7 @@ class Attention(Directive):
 
     keyword: ClassVar[str] = "attention"
     subject: ClassVar[str | None] = "kernel"
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     kernel: str = option(
         Choice(("default", "flash", "efficient", "cudnn", "math", "flex")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, Self, TypeVar, dataclass_transform
 
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.kinds import Integer, Kind, either_of
@@ -238,6 +238,25 @@ class Directive(Declared):
     """Whether `auto` may replace a standard layout: the rules of all other modules are then to be found."""
     repeats_by_axis: ClassVar[bool] = False
     """Whether a plan may have one such statement for each axis."""
+    absent: ClassVar[Mapping[str, Any] | None] = None
+    """The values of required options that a plan without the statement has, which has the defaults of the others; None
+    where the statement has an effect by itself."""
+    unruled: ClassVar[type[Treatment] | None] = None
+    """The treatment that modules without a rule have, where it has a name."""
+
+    @property
+    def is_neutral(self) -> bool:
+        """Whether a plan without the statement means the same."""
+        if self.absent is None or any(type(rule.treatment) is not self.unruled for rule in self.rules):
+            return False
+        described = describe(self, defaults=False)
+        described.pop("rules", None)
+        return bool(described == self.absent)
+
+    def bare(self) -> Self:
+        """Return the statement without rules, with the defaults, and with what :attr:`absent` has."""
+        required = {item.field: getattr(self, item.field) for item in self.options if item.required}
+        return type(self)(**required | dict(self.absent or {}), axes=self.axes)
 
 
 def describe(value: Any, *, defaults: bool = True) -> Any:

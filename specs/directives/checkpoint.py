@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from legoai.specs.directives.base import Calls, Directive, Divided, Staged, Treatment, option
@@ -111,6 +112,8 @@ class Checkpoint(Directive):
 
     keyword: ClassVar[str] = "checkpoint"
     treatments: ClassVar[Calls | None] = Calls((KeepAll, Full, Every, Selective, Budget, First, Stages))
+    absent: ClassVar[Mapping[str, Any] | None] = {}
+    unruled: ClassVar[type[Treatment] | None] = KeepAll
 
     preserve_rng: bool | None = option(
         Boolean(),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Choice, Either, Integer, ListOf, Size
@@ -60,6 +61,7 @@ class Comm(Directive):
 
     keyword: ClassVar[str] = "comm"
     treatments: ClassVar[Calls | None] = Calls((Bucket,))
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     reorder: bool | str = option(
         Either((Boolean(), Choice(("by_time",)))),

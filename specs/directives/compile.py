@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Choice
@@ -41,6 +42,8 @@ class Compile(Directive):
 
     keyword: ClassVar[str] = "compile"
     treatments: ClassVar[Calls | None] = Calls((Inductor, AotEager, NotCompiled))
+    absent: ClassVar[Mapping[str, Any] | None] = {}
+    unruled: ClassVar[type[Treatment] | None] = NotCompiled
 
     async_tp: bool = option(
         Boolean(),

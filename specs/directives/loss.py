@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Integer
@@ -44,6 +45,7 @@ class Loss(Directive):
 
     keyword: ClassVar[str] = "loss"
     subject: ClassVar[str | None] = "form"
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     form: EagerLoss | FusedLoss | ChunkedLoss = option(
         Calls((EagerLoss, FusedLoss, ChunkedLoss)), doc="How it is computed.", default=EagerLoss()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Directive, option
 from legoai.specs.directives.kinds import Integer
@@ -28,6 +29,7 @@ class Mesh(Directive):
     """
 
     keyword: ClassVar[str] = "mesh"
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     pp: int = option(_SIZE, doc="Pipeline parallel: stages on different ranks.", default=1)
     dp_replicate: int = option(_SIZE, doc="Data parallel: whole replicas.", default=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, option
@@ -15,6 +16,7 @@ class Offload(Directive):
     """Offloading: none, all, so many bytes, or as much as the memory limit asks for."""
 
     keyword: ClassVar[str] = "offload"
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     optimizer: Any = option(
         _AMOUNT,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Boolean, Choice, Integer, ListOf, Number
@@ -118,6 +119,7 @@ class Optimizer(Directive):
     subject: ClassVar[str | None] = "algorithm"
     treatments: ClassVar[Calls | None] = Calls((Group, Muon))
     names_parameters: ClassVar[bool] = True
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     algorithm: AdamW | Adam | Sgd = option(
         Calls((AdamW, Adam, Sgd)), doc="The algorithm and its constants.", default=AdamW()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Choice, ListOf
@@ -49,6 +50,7 @@ class Precision(Directive):
 
     keyword: ClassVar[str] = "precision"
     treatments: ClassVar[Calls | None] = Calls((Float8, MxFp8, HighPrecision))
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     master: str = option(_DTYPE, doc="Parameters as stored and as the optimizer updates them.", default="fp32")
     param: str = option(_DTYPE, doc="Parameters and activations in forward and backward.", default="bf16")

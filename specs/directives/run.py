@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from legoai.specs.directives.base import Directive, option
 from legoai.specs.directives.kinds import Boolean, Integer, Text
@@ -123,6 +124,7 @@ class Seed(Directive):
 
     keyword: ClassVar[str] = "seed"
     subject: ClassVar[str | None] = "value"
+    absent: ClassVar[Mapping[str, Any] | None] = {"value": 0}
 
     value: int = option(Integer(minimum=0, maximum=2**64 - 1), doc="The seed; 0 where no statement says it.")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from legoai.specs.directives.base import Calls, Directive, Treatment, option
 from legoai.specs.directives.kinds import Choice, Either, Fraction, Integer, Number
@@ -74,6 +75,7 @@ class Schedule(Directive):
 
     keyword: ClassVar[str] = "schedule"
     subject: ClassVar[str | None] = "form"
+    absent: ClassVar[Mapping[str, Any] | None] = {}
 
     form: Constant | Linear | Cosine | Wsd = option(
         Calls((Constant, Linear, Cosine, Wsd)), doc="Its form.", default=Constant()

@@ -78,6 +78,8 @@ STAGES = (("dp_shard = 8", "dp_shard = 4, pp = 2"), ("plan net\n", "plan net\npi
 OPEN = (("micro = 4", "micro = auto in [2, 4]"),)
 GPU = (("cpu(devices = 8)", "h100_sxm"),)
 RECOMPUTED = (("plan net\n", "plan net\ncheckpoint { norm = full }\n"),)
+REDRAWN = (("plan net\n", "plan net\ncheckpoint (preserve_rng = false) { blocks.* = full }\n"),)
+KEPT = (("plan net\n", "plan net\ncheckpoint (preserve_rng = true) { blocks.* = full }\n"),)
 DROPS, PLAIN, NORM, UNTRACKED = ", dropped = 0.1", "", ', norm = "tracked"', ', norm = "of each"'
 
 
@@ -131,6 +133,9 @@ CASES = [
     (NORM, RECOMPUTED, "training"),
     (UNTRACKED, RECOMPUTED, "none"),
     (PLAIN, GPU, "training"),
+    (DROPS, REDRAWN, "training"),
+    (DROPS, KEPT, "none"),
+    (PLAIN, REDRAWN, "none"),
 ]
 
 

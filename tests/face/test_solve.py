@@ -96,6 +96,36 @@ def test_a_plan_is_solved_in_place(capsys: pytest.CaptureFixture[str]):
     assert solution.text(solution.best.choices) == text
 
 
+VARIANTS = f"""{OPEN.replace("global = 8", "global = samples")}
+let samples = 8
+variant small {{ minimize peak_memory }}
+variant own {{ checkpoint {{ layers.* = auto in [none, full] -> none }} }}
+"""
+
+
+@pytest.mark.slow
+def test_line_is_removed_where_a_variant_replaces_shared_answers(capsys: pytest.CaptureFixture[str]):
+    plan = Path("open.plan")
+    plan.write_text(VARIANTS, encoding="utf-8")
+    assert called(capsys, "solve", "open.plan", "--in-place")[0] == 0
+    solved = plan.read_text(encoding="utf-8")
+    assert "solved" in solved
+
+    # The same answers under a setting, and others in the variant alone, leave the plan's own solution.
+    assert called(capsys, "solve", "open.plan", "--in-place", "--set", "samples=16")[::2] == (0, "wrote open.plan\n")
+    assert plan.read_text(encoding="utf-8") == solved
+    said = called(capsys, "solve", "open.plan", "--in-place", "--variant", "own")[2]
+    assert said == "wrote open.plan\n"
+    assert plan.read_text(encoding="utf-8") == solved
+
+    said = called(capsys, "solve", "open.plan", "--in-place", "--variant", "small")[2]
+    shared = plan.read_text(encoding="utf-8")
+    assert "open.plan has these answers without `--variant small` too, in place of its own: batch micro: 4 → 2" in said
+    assert "the `solved` line of open.plan, which was of other answers, is removed" in said
+    assert "solved" not in shared
+    assert "LP904" not in called(capsys, "lint", "open.plan")[1]
+
+
 @pytest.mark.slow
 def test_output_is_flushed_before_the_fast_exit():
     """The process exits without waiting for Python to free the search's memory."""

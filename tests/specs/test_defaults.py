@@ -69,7 +69,8 @@ def test_other_value_changes_the_digest():
 
 
 def test_meaningful_bare_statement_changes_the_digest():
-    assert plan_of(TINY + "comm\n").digest != plan_of(TINY).digest
+    assert plan_of(TINY + "pipeline on pp\n").digest != plan_of(TINY).digest
+    assert plan_of(TINY + "comm\n").digest == plan_of(TINY).digest  # as one without it is carried out too
 
 
 def test_new_option_keeps_the_digest_of_plans_without_it(monkeypatch: pytest.MonkeyPatch):

@@ -299,7 +299,8 @@ class Simulation:
 
     def begin_likely(self, candidates: Sequence[Analysis]) -> None:
         """As :meth:`Evaluator.begin_likely`."""
-        for candidate in candidates if self._forks() else ():
+        # No processor is idle beside a search that has only one.
+        for candidate in candidates if self.workers > 1 and self._forks() else ():
             with contextlib.suppress(LoweringError):
                 program = lower(candidate)
                 key = self._key(program, candidate)
@@ -340,8 +341,8 @@ class Simulation:
         return [submitted] if begun is None or begun.cancel() else [submitted, begun]
 
     def _forks(self) -> bool:
-        """Whether candidates are simulated in other processes."""
-        if not (self.workers > 1 and (self._processes.begun or may_fork())):
+        """Whether candidates are simulated in other processes: in one, too, since only that ends at a deadline."""
+        if not (self._processes.begun or may_fork()):
             return False
         import legoai.cost.simulated.device  # noqa: F401 - once, and not in each process
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.caching import Facts, fact
 from legoai.dsl.analysis.stages.split_points import SplitPoints
-from legoai.specs.directives.base import Staged
+from legoai.specs.directives.base import Staged, has_hole
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.pipeline import SINGLE_STAGE, SPLIT_BACKWARD, V_SHAPED, Even, OrderFile, Pipeline
@@ -155,6 +156,24 @@ def stage_of(analysis: Facts, path: str) -> int | None:
     known = split_points(analysis)
     start = known.holder(path)
     return None if start is None else stages_between(analysis, points)[known.position[start]]
+
+
+def lie_apart(analysis: Facts, paths: Iterable[str]) -> bool:
+    """Whether some modules lie on different stages, whatever becomes of an open split.
+
+    So do the first and the last module of a model, on any two stages or more.
+
+    Raises:
+        Undecided: the number of stages is a hole.
+    """
+    pipeline, count = analysis.plan.pipeline, stage_count(analysis)
+    if pipeline is None or count is None or not has_hole(pipeline.split):
+        return len({stage_of(analysis, path) for path in paths} - {None}) > 1
+    known = split_points(analysis)
+    found = {known.position[start] for path in paths if (start := known.holder(path)) is not None}
+    between = max(found) - min(found) if found else 0
+    # Stages begin between the two where there are more of them than modules elsewhere with which one can begin.
+    return between > 0 and count - 1 > len(known.starts) - 1 - between
 
 
 def stages_between(analysis: Facts, points: tuple[str, ...]) -> list[int]:

@@ -14,9 +14,9 @@ from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
     is_staged,
+    lie_apart,
     split_points,
     stage_count,
-    stage_of,
 )
 from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
@@ -425,8 +425,7 @@ class TiedAcrossStages(Check):
         if stages is None or stages == 1:
             return
         for group, what in groups:
-            found = {stage_of(analysis, path) for path in group} - {None}
-            if len(found) > 1:
+            if lie_apart(analysis, group):
                 yield self.at(
                     analysis.span_of(pipeline),
                     f"{listed(group)} are one {what}, and lie on different stages",

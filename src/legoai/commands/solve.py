@@ -32,7 +32,9 @@ from legoai.commands.shared import (
     source_of,
     write,
 )
+from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
+from legoai.dsl.frontend.syntax import SolvedLine
 from legoai.lowering.file_names import is_beside
 from legoai.specs.cache import refreshed
 from legoai.specs.directives.require import METRICS
@@ -159,6 +161,8 @@ def _run(arguments: Namespace) -> int:
     if arguments.in_place and is_same and _is_as_read(source):
         assert source.rewritable is not None
         write(source.rewritable, source.content(text))
+        if settings or arguments.variant is not None:
+            _announce_replaced(solution, text, arguments)
         return 0
     if arguments.in_place:
         _write_beside(source, text, arguments, what="" if is_same else " or a file that it is made of")
@@ -195,6 +199,20 @@ def _check_place(opened: OpenPlan, source: Source, arguments: Namespace) -> None
             f"{arguments.output} would not be the same plan: {source.name} names files or a factory by their place "
             f"beside it; write the solution into {source.directory}, or use --in-place"
         )
+
+
+def _announce_replaced(solution: Solution, text: str, arguments: Namespace) -> None:
+    """Announce what the plan itself has lost to the answers that were found under a variant or settings."""
+    assert solution.best is not None
+    before = solution.plan.resolution.file
+    replaced = ", ".join(solution.replaced(solution.best.choices))
+    if replaced:
+        options = [f"--set {name}={value}" for name, value in settings_of(arguments).items()]
+        options += [] if arguments.variant is None else [f"--variant {arguments.variant}"]
+        announce(f"{before.name} has these answers without `{' '.join(options)}` too, in place of its own: {replaced}")
+    files = before, parse(text, before.name).file
+    if [any(isinstance(item, SolvedLine) for item in file.statements) for file in files] == [True, False]:
+        announce(f"the `solved` line of {before.name}, which was of other answers, is removed")
 
 
 def _is_as_read(source: Source) -> bool:

@@ -321,6 +321,14 @@ def test_solved_splits_are_added_and_bounds_cover_the_rest(tight: bool):
     assert (found.status == "optimal") == (found.bound == found.best.figures.step_time)
 
 
+@NEEDS_SOLVER
+def test_splits_that_are_all_refused_leave_no_gap():
+    text = STAGED.replace("n_layers = 8", "n_layers = 8, tie_embeddings = true").replace("[2, 4]", "[1, 2]")
+    found = solve(opened(text), Drawn(2)).result
+    assert found.refused["LP515"] == found.total / 2
+    assert found.status == "optimal" and found.bound == found.best.figures.step_time
+
+
 def test_missing_solver_leaves_the_listed_splits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(bounds, "installed", lambda: None)
     plan = opened(STAGED)

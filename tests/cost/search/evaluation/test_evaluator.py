@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import legoai
+import legoai.cost.search.evaluation.evaluator as evaluator_module
 from legoai.cost.search.evaluation.evaluator import Figures, Outcome, OutOfTimeError, Simulation, _outcome
 from legoai.cost.search.evaluation.figures_cache import read_cache, write_cache
 from legoai.cost.simulated.forking import may_fork
@@ -142,7 +143,24 @@ def test_simulations_that_end_unasked_are_kept():
     assert kept == dict.fromkeys(("ended", "likely"), figures.document())
 
 
-def test_nothing_is_begun_before_without_other_processes():
+def endless(*_: object) -> Outcome:
+    time.sleep(600)
+    raise AssertionError
+
+
+def test_one_process_is_ended_at_the_deadline_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluator_module, "_outcome_of_packed", endless)
+    candidate = OpenPlan(lint(TEXT, "test.plan", directory=Path()), directory=Path()).candidate([0]).analysis
+    begin = time.monotonic()
+    with Simulation(directory=Path(), workers=1) as evaluator:
+        outcomes = evaluator.evaluate([candidate], begin + 0.5)
+        with pytest.raises(OutOfTimeError):
+            next(outcomes)
+    assert time.monotonic() - begin < 60
+    assert may_fork()
+
+
+def test_nothing_is_begun_before_on_one_processor():
     plan = OpenPlan(lint(OTHERS, "test.plan", directory=Path()), directory=Path())
     with Simulation(directory=Path(), workers=1) as evaluator:
         evaluator.begin_likely([plan.candidate([0]).analysis])

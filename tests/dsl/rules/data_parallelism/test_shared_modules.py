@@ -75,6 +75,10 @@ def test_shared_modules_must_share_a_stage(net: Path):
     plan = "mesh (pp = 2, dp_shard = 4)\npipeline on pp (schedule = GPipe)\nfsdp on dp_shard { root = unit }"
     assert "`h.3.mixer` are one module" in message(MODEL.format("mixer") + plan, "LP515", net)
     assert "LP515" not in codes(MODEL.format("nothing") + plan, net)
+    # Two stages may part before the first block; of four, some begin between the blocks.
+    split = plan.replace("GPipe", "GPipe, split = auto")
+    assert "LP515" not in codes(MODEL.format("mixer") + split, net)
+    assert "LP515" in codes(MODEL.format("mixer") + split.replace("pp = 2, dp_shard = 4", "pp = 4, dp_shard = 2"), net)
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,13 @@ def test_tied_parameters_must_share_a_stage() -> None:
     assert "LP515" not in codes('model gpt2("small")\nmesh (pp = 1)\npipeline on pp (stages = 1)')
 
 
+def test_open_split_parts_the_first_and_the_last_module() -> None:
+    plan = 'model gpt2("small"{})\nmesh (pp = {}, dp_shard = rest)\npipeline on pp (schedule = 1F1B, split = auto)'
+    assert "LP515" in codes(plan.format("", "4"))
+    assert "LP515" not in codes(plan.format("", "auto in [1, 4]"))
+    assert "LP515" not in codes(plan.format(", tie_embeddings = false", "4"))
+
+
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
 @pytest.mark.parametrize(
     ("unit", "wrong"),
