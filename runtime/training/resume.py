@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.runtime.attempt import is_restart
 from legoai.runtime.checkpoint.checkpoint import (
     META,
     OPTIMIZER,
@@ -38,12 +38,13 @@ _DRAWN: Final = "leave --load-weights out"
 
 
 def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
-    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed.
+    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed; collective.
 
     They continue where they were, as with `auto`: following the option again would abandon what was saved since.
     """
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if options.resume == "auto" or checkpoints is None or not restarts:
+    if options.resume == "auto" or checkpoints is None:
+        return False
+    if not any(gather_objects(is_restart())):  # each agent counts only the failures of its own ranks
         return False
     return checkpoints.was_asked(options.resume)
 
