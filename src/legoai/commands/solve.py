@@ -34,6 +34,7 @@ from legoai.commands.shared import (
 )
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.lowering.file_names import is_beside
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cache import refreshed
 from legoai.specs.directives.require import METRICS
 from legoai.specs.files import is_stream
@@ -222,6 +223,7 @@ def _write_beside(source: Source, text: str, arguments: Namespace, *, what: str)
         write(STANDARD_OUTPUT, text)
 
 
+@without_cpp_warnings()
 def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str, object] | None]:
     """The solution, and the best candidate's estimate where it is to be printed."""
     plan = opened.resolution.plan
@@ -230,7 +232,6 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         announce(f"building the model with {plan.model.target} in processes of this one, to simulate it")
     progress = Progress()
     progress("reading torch")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.search.solve import CannotSolveError
     from legoai.cost.words import bound as shown
 
