@@ -28,7 +28,7 @@ from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.published.saved_model import check_model
-from legoai.runtime.training.constants import listed_differences, optimizer_name, scope
+from legoai.runtime.training.constants import listed_differences, optimizer_name, sameness
 from legoai.runtime.training.state import Training
 from legoai.specs.visible_text import visible_line
 
@@ -260,7 +260,7 @@ def _what_differs(meta: CheckpointMeta, constants: Mapping[str, Any], mesh: Mapp
     changed = listed_differences(meta.constants, constants)
     if changed:
         return f", with other constants of the training: {changed}" + (f"; and another {meshes}" if meshes else "")
-    same = f", with the same constants {scope(meta.constants)}"
+    same = f", {sameness(meta.constants, constants)}"
     return f"{same}, and another {meshes}" if meshes else same
 
 
