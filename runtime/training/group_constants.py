@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from legoai.runtime.errors import listed
 
 Record = list[dict[str, Any]]
+
+_NUMBERS: Final = re.compile(r"\[\d+(-\d+)?(,\d+(-\d+)?)*\]")
 
 
 def record_of(groups: Iterable[tuple[Iterable[str], Mapping[str, Any]]]) -> Record:
@@ -91,7 +94,7 @@ def expanded(names: Iterable[str]) -> list[str]:
     """Return the names that :func:`compact` has made fewer."""
     found: list[str] = []
     for name in names:
-        parts = [_numbers(part) if part.startswith("[") else [part] for part in name.split(".")]
+        parts = [_numbers(part) if _NUMBERS.fullmatch(part) else [part] for part in name.split(".")]
         found += map(".".join, itertools.product(*parts))
     return found
 

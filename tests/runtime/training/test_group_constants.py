@@ -5,12 +5,18 @@ from __future__ import annotations
 from legoai.runtime.training.group_constants import compact, expanded, listed_changes, merged, record_of
 
 NAMES = [f"layers.{layer}.experts.{expert}.w1" for layer in (0, 1, 2, 5) for expert in range(12)]
-NAMES += ["layers.5.experts.12.w1", "layers.07.w", "norm.weight", *(f"layers.{layer}.norm" for layer in (1, 0, 3))]
+NAMES += [
+    "layers.5.experts.12.w1",
+    "layers.07.w",
+    "norm.weight",
+    "[own].w",
+    *(f"layers.{layer}.norm" for layer in (1, 0, 3)),
+]
 
 
 def test_names_are_compact_and_can_be_expanded():
     short = ["layers.07.w", "layers.5.experts.[0-12].w1", "layers.[0-1,3].norm", "layers.[0-2].experts.[0-11].w1"]
-    assert compact(NAMES) == [*short, "norm.weight"]
+    assert compact(NAMES) == ["[own].w", *short, "norm.weight"]
     assert sorted(expanded(compact(NAMES))) == sorted(NAMES)
     assert compact([]) == expanded([]) == []
 
