@@ -53,10 +53,12 @@ def start(
         0, the status of a failed rank, or 128 + n after signal n.
 
     Raises:
-        RunError: the plan is for several hosts or another number of processes, another run holds the folder, or it
-            cannot be written; or, without ``usage``, the trainer does not accept the arguments.
+        RunError: the plan is for several hosts or another number of processes, another run holds the folder, it cannot
+            be written, or this is not the main thread; or, without ``usage``, the trainer does not accept the
+            arguments.
         SystemExit: with ``usage``: status 2 where the trainer does not accept the arguments, 0 after its help.
     """
+    torchrun.check_thread()
     folder = run_folder(plan)
     given = ["--out", str(folder), *arguments]
     command = None if usage is None else f"{usage} --"

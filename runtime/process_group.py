@@ -13,8 +13,10 @@ from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
+from legoai.runtime.attempt import agree_on_attempt, store_outlives_ranks
 from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.parallelism.mesh import forget_split_meshes
@@ -88,7 +90,18 @@ def process_group(device: Device, *, timeout_seconds: float) -> Iterator[Callabl
 def _join(device: Device, timeout: timedelta) -> None:
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in names if name not in os.environ]
-    if not missing:
+    if not missing and store_outlives_ranks():
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        name = agree_on_attempt(store, rank=rank, world_size=world_size, timeout=timeout)
+        dist.init_process_group(
+            device.collective_backend,
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    elif not missing:
         dist.init_process_group(device.collective_backend, timeout=timeout)
     elif "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         raise RunError(

@@ -13,11 +13,11 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from legoai.runtime.attempt import attempt, attempt_key, launcher_store, published_attempt
 from legoai.runtime.launching.signals import end_at_interruptions, end_with_parent, raise_at_interruptions
 
 INTERVAL_SECONDS: Final = 2.0
@@ -84,18 +84,27 @@ def _attend(parent: int, leaving: threading.Event) -> None:
 def silent_ranks() -> list[int] | None:
     """Call the roll: return the ranks that do not answer, or None where there is no store."""
     others = [rank for rank in range(int(os.environ.get("WORLD_SIZE", "1"))) if str(rank) != os.environ.get("RANK")]
-    return silent_among(others, os.environ)
+    store = launcher_store()
+    return None if store is None else _silent(others, store, os.environ, attempt())
 
 
 def silent_among(ranks: Sequence[int], environment: Mapping[str, str]) -> list[int] | None:
-    """Call the roll as a rank with this environment: return those of the ranks that do not answer; None as above."""
+    """Call the roll for a rank with this environment: return those of the ranks that do not answer; None as above."""
     store = launcher_store(environment)
     if store is None:
         return None
     try:
-        store.set(attempt_key(_CALL, environment), environment["RANK"])
+        name = published_attempt(store, environment)
+    except RuntimeError:
+        return None
+    return _silent(ranks, store, environment, name)
+
+
+def _silent(ranks: Sequence[int], store: TCPStore, environment: Mapping[str, str], name: str) -> list[int] | None:
+    try:
+        store.set(f"{_CALL}/{name}", environment["RANK"])
         time.sleep(interval(environment) + 1.0)
-        return [rank for rank in ranks if not store.check([attempt_key(f"{_HERE}/{rank}", environment)])]
+        return [rank for rank in ranks if not store.check([f"{_HERE}/{rank}/{name}"])]
     except RuntimeError:
         return None
 
@@ -107,24 +116,6 @@ def unanswered(silent: Sequence[int]) -> str:
     return f"{ranks}{more} did not answer: stopped, stuck or unreachable"
 
 
-def launcher_store(environment: Mapping[str, str] = os.environ) -> TCPStore | None:
-    """Connect to the launcher's store, which exists before and after the process group."""
-    try:
-        return TCPStore(
-            environment["MASTER_ADDR"],
-            int(environment["MASTER_PORT"]),
-            is_master=False,
-            timeout=timedelta(seconds=5),
-        )
-    except (RuntimeError, KeyError, ValueError):
-        return None
-
-
 def interval(environment: Mapping[str, str] = os.environ) -> float:
     """Return the seconds within which any responsive rank answers."""
     return max(INTERVAL_SECONDS, int(environment["WORLD_SIZE"]) / 250)
-
-
-def attempt_key(name: str, environment: Mapping[str, str] = os.environ) -> str:
-    """A key of this attempt: torchrun may start all ranks again."""
-    return f"{name}/{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"

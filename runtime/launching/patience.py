@@ -12,7 +12,8 @@ from typing import Final, TypeVar
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from legoai.runtime.launching.attendant import attempt_key, interval, launcher_store
+from legoai.runtime.attempt import attempt_key, launcher_store
+from legoai.runtime.launching.attendant import interval
 from legoai.runtime.process_group import on_first_rank
 
 Result = TypeVar("Result")

@@ -9,8 +9,9 @@ import time
 import traceback
 from typing import Final
 
+from legoai.runtime.attempt import attempt_key, launcher_store
 from legoai.runtime.errors import AGENT, CONSEQUENCE, MARK, RunError, RunErrorCode
-from legoai.runtime.launching.attendant import attempt_key, interval, launcher_store
+from legoai.runtime.launching.attendant import interval
 
 _ERROR: Final = "legoai/error"
 

@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -85,8 +86,9 @@ def launch(
         0, the status of a failed rank, or 128 + n after signal n.
 
     Raises:
-        RunError: there is no such program, or nproc is not positive.
+        RunError: there is no such program, nproc is not positive, or this is not the main thread.
     """
+    check_thread()
     if not program.is_file():
         raise RunError(RunErrorCode.PROGRAM_MISSING, f"there is no program {program}")
     if nproc < 1:
@@ -108,6 +110,20 @@ def launch(
                 print(_agent_ended(-status), file=sys.stderr, flush=True)
             _end_ranks()
     return 128 - status if status < 0 else status
+
+
+def check_thread() -> None:
+    """Raise an error where this thread cannot start a program, since it cannot pass on signals.
+
+    Raises:
+        RunError: it is not the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        raise RunError(
+            RunErrorCode.NOT_MAIN_THREAD,
+            "a run is started in the main thread only, which alone can pass signals on to the ranks",
+            help="start it from the main thread, or in a process of its own, as by `legoai run`",
+        )
 
 
 def threads_per_process(nproc: int) -> int:

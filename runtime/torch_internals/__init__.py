@@ -10,6 +10,7 @@ anything of torch. The other modules of LegoAI import from here, so that a new v
 - `operators`, `optimizers`, `fake_tensors` and `estimators` re-export private names, each with its reason, grouped by
   what their import costs; so do the modules of `compiler` and of `distributed`.
 - `settings` sets private options of torch's configuration; `compiler.dynamo` is a placeholder for torch's compiler.
+- `cpp_warnings` holds back warnings of torch's C++ side.
 - `distributed.random_numbers` sets how operators on DTensors draw.
 - `distributed.gloo_workers` waits for threads that torch leaves running when it destroys process groups.
 

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 import torch
 
+from legoai.runtime.initialize import plain_path
 from legoai.runtime.process_group import gather_objects
+from legoai.runtime.training.group_constants import constants_in, listed_changes, merged, record_of
 from legoai.runtime.training.recipe import Recipe
 from legoai.runtime.training.state import Training
 
@@ -19,23 +21,30 @@ _OF_KERNELS: Final = frozenset({"params", "lr", "initial_lr", "fused", "foreach"
 _LATER: Final = frozenset({"micro_batch", "clip_norm", "param_dtype", "reduce_dtype"})
 """Constants that checkpoints of earlier versions do not record."""
 
+GROUPS: Final = "groups"
+"""Name of the record of the optimizer's constants by parameter, which was added later still."""
+
 
 def constants_of(recipe: Recipe, training: Training) -> dict[str, Any]:
     """Return constants of a training by name, as plain data; collective.
 
-    Of the optimizer these are the different values of its groups, of all ranks.
+    Of the optimizer these are the different values of its groups, of all ranks; and which parameters have which.
     """
     found: dict[str, Any] = {"optimizer": optimizer_name(training.optimizer)}
     found |= {name: getattr(recipe, name) for name in ("global_batch", "ramp", "seq_len", "micro_batch", "clip_norm")}
     for name in ("master_dtype", "param_dtype", "reduce_dtype"):
         dtype = getattr(recipe, name)
         found[name] = None if dtype is None else str(dtype).removeprefix("torch.")
-    groups = [
+    names = {id(parameter): plain_path(name) for name, parameter in training.model.named_parameters()}
+    groups = [group for group in training.optimizer.param_groups if group["params"]]
+    constants = [
         {"lr": group.get("initial_lr", group["lr"])} | {name: group[name] for name in group.keys() - _OF_KERNELS}
-        for group in training.optimizer.param_groups
-        if group["params"]
+        for group in groups
     ]
-    every = [group for part in gather_objects(_plain(groups)) for group in part]
+    parameters = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+    own = record_of(zip(parameters, _plain(constants), strict=True))
+    found[GROUPS] = merged(gather_objects(own))
+    every = [entry["constants"] for entry in found[GROUPS]]
     for name in sorted({name for group in every for name in group}):
         values = {json.dumps(group[name]): group[name] for group in every if name in group}
         found[name] = [values[text] for text in sorted(values)]
@@ -59,19 +68,34 @@ def mesh_of(training: Training) -> dict[str, int]:
 
 
 def listed_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return the entries that differ, as in `lr 0.1 → 0.2`; empty where none does."""
-    return ", ".join(
+    """Return the entries that differ, as in `lr 0.1 → 0.2`; empty where none does.
+
+    Those of the optimizer that differ for some parameters only are followed by their names, where both record them.
+    """
+    by_parameter: list[str] = []
+    of_optimizer: set[str] = set()
+    if GROUPS in before and GROUPS in now:
+        by_parameter = listed_changes(before[GROUPS], now[GROUPS])
+        of_optimizer = constants_in(before[GROUPS]) | constants_in(now[GROUPS])
+    others = [
         f"{name} {_shown(before.get(name))} → {_shown(now.get(name))}"
         for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name) and (name in before or name not in _LATER)
-    )
+        if before.get(name) != now.get(name)
+        and (name in before or name not in _LATER)
+        and name != GROUPS
+        and name not in of_optimizer
+    ]
+    return ", ".join((*others, *by_parameter))
 
 
-def scope(before: Mapping[str, Any]) -> str:
-    """Return what the recorded constants of a training cover, in words."""
+def sameness(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return, in words, in what two trainings agree whose constants have no listed differences."""
+    scope = "optimizer, learning rate and batch"
     if before.keys() >= _LATER:
-        return "of optimizer, learning rate, clipping, batch and precision"
-    return "of optimizer, learning rate and batch"
+        scope = "optimizer, learning rate, clipping, batch and precision"
+    if GROUPS in before or all(len(before.get(name, ())) < 2 for name in constants_in(now.get(GROUPS, ()))):
+        return f"with the same constants of {scope}"
+    return f"with the same values of constants of {scope}, but it does not record which parameters have which"
 
 
 def _plain(value: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from legoai.runtime.attempt import is_restart
 from legoai.runtime.checkpoint.checkpoint import (
     META,
     OPTIMIZER,
@@ -28,7 +28,7 @@ from legoai.runtime.errors import RunError, RunErrorCode, listed
 from legoai.runtime.launching.options import RunOptions
 from legoai.runtime.process_group import gather_objects, on_first_rank
 from legoai.runtime.published.saved_model import check_model
-from legoai.runtime.training.constants import listed_differences, optimizer_name, scope
+from legoai.runtime.training.constants import listed_differences, optimizer_name, sameness
 from legoai.runtime.training.state import Training
 from legoai.specs.visible_text import visible_line
 
@@ -38,12 +38,13 @@ _DRAWN: Final = "leave --load-weights out"
 
 
 def followed_already(options: RunOptions, checkpoints: Checkpoints | None) -> bool:
-    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed.
+    """Return whether restarted ranks have already followed `--resume PATH`, or `never`, before they failed; collective.
 
     They continue where they were, as with `auto`: following the option again would abandon what was saved since.
     """
-    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    if options.resume == "auto" or checkpoints is None or not restarts:
+    if options.resume == "auto" or checkpoints is None:
+        return False
+    if not any(gather_objects(is_restart())):  # each agent counts only the failures of its own ranks
         return False
     return checkpoints.was_asked(options.resume)
 
@@ -259,7 +260,7 @@ def _what_differs(meta: CheckpointMeta, constants: Mapping[str, Any], mesh: Mapp
     changed = listed_differences(meta.constants, constants)
     if changed:
         return f", with other constants of the training: {changed}" + (f"; and another {meshes}" if meshes else "")
-    same = f", with the same constants {scope(meta.constants)}"
+    same = f", {sameness(meta.constants, constants)}"
     return f"{same}, and another {meshes}" if meshes else same
 
 

@@ -12,6 +12,7 @@ from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
 from legoai.dsl.lint import Announce, Linted
 from legoai.dsl.lint import lint as lint_text
 from legoai.dsl.reporting.output import Files, render_full
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cache import refreshed
 from legoai.specs.plan import Plan
 
@@ -78,6 +79,7 @@ def lower(path: PathLike, *, settings: Mapping[str, str] | None = None, variant:
     return _lowered(path, settings, variant)[0]
 
 
+@without_cpp_warnings()
 def estimate(
     path: PathLike,
     *,
@@ -114,6 +116,7 @@ def estimate(
     )
 
 
+@without_cpp_warnings()
 def solve(
     path: PathLike,
     *,
@@ -261,6 +264,7 @@ def run(
     return start(program, plan, directory=linted.analysis.directory, nproc=nproc, arguments=arguments)
 
 
+@without_cpp_warnings()
 def verify(
     path: PathLike,
     *,

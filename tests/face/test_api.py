@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,15 @@ def test_arguments_that_the_trainer_refuses_raise_a_run_error(
         legoai.run("small.plan", arguments=arguments)
     assert caught.value.code == RunErrorCode.WRONG_OPTION
     assert capsys.readouterr() == ("", "")
+
+
+def test_run_outside_the_main_thread_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RunError, match="in the main thread only") as caught:
+        pool.submit(legoai.run, "small.plan", arguments=["--steps", "1"]).result()
+    assert caught.value.code == RunErrorCode.NOT_MAIN_THREAD
+    assert [path.name for path in tmp_path.iterdir()] == ["small.plan"]
 
 
 DROPPING = """

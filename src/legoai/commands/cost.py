@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.diagnostics.suggestion import suggestion
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cluster import PROFILE_SUFFIX, device_names
 
 if TYPE_CHECKING:
@@ -229,13 +229,12 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
         announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
     progress = Progress()
     progress("reading torch")
-    # The simulated process groups have no hooks, about which torch's C++ side would warn.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    with uncollected(kept=True):  # torch's modules, which the collector would scan again and again, and free none
+    # What torch's modules hold the collector would scan again and again, and free none of it.
+    with without_cpp_warnings(), uncollected(kept=True):
         from legoai.cost.estimate import CannotEstimateError
 
     try:
-        with printing_to_standard_error():
+        with without_cpp_warnings(), printing_to_standard_error():
             yield progress
     except CannotEstimateError as error:
         raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error

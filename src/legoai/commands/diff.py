@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -26,6 +25,7 @@ from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.dsl.frontend.revisions import RevisionPlan, ends_of, plan_of, revision
 from legoai.dsl.frontend.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
 from legoai.dsl.lint import lint
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cluster import CatalogueError
 
 if TYPE_CHECKING:
@@ -199,6 +199,7 @@ def _linted(
     return Side(linted=linted, directory=directory, resolved=resolved, shown=shown)
 
 
+@without_cpp_warnings()
 def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference | None, str | None]:
     """The effects of the changes on a step; None where costs are not requested or unknown, with the reason."""
     if not arguments.cost or not comparison.changes:
@@ -208,7 +209,6 @@ def _cost(comparison: Comparison, arguments: Namespace) -> tuple[CostDifference 
             return None, f"--no-factories, and the model of {side.linted.resolution.file.name} is a factory"
     progress = Progress()
     progress("reading torch")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.differences import CannotCompareError, cost_difference
     from legoai.cost.machine.cluster import machine_of
     from legoai.cost.profiles import ProfileError

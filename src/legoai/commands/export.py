@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -18,6 +17,7 @@ from legoai.commands.shared import (
     sound,
     source_of,
 )
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.import_path import add_author_folder, author_folder
 from legoai.specs.units import UNITS, counted, format_bytes
@@ -68,7 +68,6 @@ def run(arguments: Namespace) -> int:
     linted = None if source is None else sound(source, arguments, "exported")
     if linted is None:
         return 1
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.runtime.errors import RunError
 
     assert linted.plan is not None
@@ -81,6 +80,7 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
+@without_cpp_warnings()
 def _export(plan: Plan, analysis: Analysis, arguments: Namespace) -> None:
     import torch
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +22,7 @@ from legoai.commands.shared import (
 )
 from legoai.lowering.file_names import is_beside, needed_module
 from legoai.lowering.launch import KINDS, LaunchError, launch_path, launch_text
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.files import is_stream, replace_file
 
 if TYPE_CHECKING:
@@ -78,12 +78,12 @@ def configure(parser: ArgumentParser) -> None:
     add_resolution(parser)
 
 
+@without_cpp_warnings()
 def _dump(linted: Linted, program: Program, folder: Path, output: Path) -> None:
     """Write the graphs of a program's step, numbered in the order of the passes."""
     plan, analysis = linted.plan, linted.analysis
     assert plan is not None
     assert analysis is not None
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.simulated.device import SimulationError
     from legoai.cost.step_graphs import step_graphs
 

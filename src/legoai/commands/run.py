@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from legoai.commands.failure import internal_error
 from legoai.commands.printing import printing_to_standard_error
 from legoai.commands.shared import add_no_factories, add_resolution, announce, lowered
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 
 if TYPE_CHECKING:
     from legoai.cost.report.run import Predicted
@@ -120,8 +120,8 @@ def _prediction(linted: Linted, program: Program, options: RunOptions, arguments
     if plan.model.family == "python":
         announce(f"building the model with {plan.model.target}, to predict a step")
 
+    @without_cpp_warnings()
     def simulate() -> Predicted | str:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from legoai.cost.estimate import CannotEstimateError, estimate
         from legoai.cost.report.run import Predicted
 

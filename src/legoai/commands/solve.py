@@ -36,6 +36,7 @@ from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import SolvedLine
 from legoai.lowering.file_names import is_beside
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cache import refreshed
 from legoai.specs.directives.require import METRICS
 from legoai.specs.files import is_stream
@@ -240,6 +241,7 @@ def _write_beside(source: Source, text: str, arguments: Namespace, *, what: str)
         write(STANDARD_OUTPUT, text)
 
 
+@without_cpp_warnings()
 def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str, object] | None]:
     """The solution, and the best candidate's estimate where it is to be printed."""
     plan = opened.resolution.plan
@@ -248,7 +250,6 @@ def _solved(opened: OpenPlan, arguments: Namespace) -> tuple[Solution, dict[str,
         announce(f"building the model with {plan.model.target} in processes of this one, to simulate it")
     progress = Progress()
     progress("reading torch")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from legoai.cost.search.solve import CannotSolveError
     from legoai.cost.words import bound as shown
 

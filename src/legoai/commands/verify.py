@@ -26,6 +26,7 @@ from legoai.commands.shared import (
     source_of,
 )
 from legoai.dsl.lint import Linted
+from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.units import counted
 from legoai.specs.visible_text import visible_line
 
@@ -91,6 +92,7 @@ def configure(parser: ArgumentParser) -> None:
     add_resolution(parser)
 
 
+@without_cpp_warnings()
 def run(arguments: Namespace) -> int:
     """Verify; returns 1 where something differs, fails or is wrong with the plan."""
     if arguments.save_program == STANDARD_OUTPUT:

@@ -16,8 +16,10 @@ from torch import nn
 
 from legoai.runtime import RunError, RunErrorCode, RunOptions
 from legoai.runtime.checkpoint.checkpoint import DETAILS
+from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.published.saved_model import recorded_config
 from legoai.runtime.published.whole_model import WholeModel
+from legoai.runtime.training.constants import GROUPS
 from legoai.specs.models.configs import GPTConfig, LlamaConfig, ViTConfig
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
@@ -50,6 +52,7 @@ def fit(
     plan_hash: str = "sha256:test",
     ranks: int = 1,
     factory: str = "",
+    optimizer: Callable[..., torch.optim.Optimizer] | None = None,
     **options,
 ) -> str:
     """What a run says."""
@@ -61,7 +64,7 @@ def fit(
         clip_norm=clip_norm,
         param_dtype=param_dtype,
         reduce_dtype=reduce_dtype,
-        build_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=momentum),
+        build_optimizer=optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=momentum)),
     )
     with contextlib.redirect_stderr(io.StringIO()) as said:
         program.fit(RunOptions(device="cpu", log_every=0, **options))
@@ -139,6 +142,51 @@ def test_notes_tell_another_mesh_from_other_constants(gloo, data, tmp_path):
     assert f"{same}, and another mesh dp_shard = 1 → dp_shard = 2\n" in said
     [said] = gloo(1)(fit, None, steps=2, momentum=0.5, plan_hash="sha256:other", **usual)
     assert "this plan's hash is another, with other constants of the training: momentum 0.9 → 0.5\n" in said
+
+
+def of_norms(path: str) -> bool:
+    return path.endswith("norm.weight")
+
+
+def of_last_norms(path: str) -> bool:
+    return of_norms(path) and not path.startswith("layers.0.")
+
+
+def fit_in_groups(first: dict, of: Callable[[str], bool], other: dict, **options) -> str:
+    """What a run says whose optimizer has two groups of parameters, one by the names that a function selects."""
+
+    def optimizer(parameters: ParameterGroups) -> torch.optim.Optimizer:
+        named = parameters._left
+        own = [parameter for name, parameter in named.items() if of(name)]
+        rest = [parameter for name, parameter in named.items() if not of(name)]
+        return torch.optim.SGD([{"params": rest, **first}, {"params": own, **other}])
+
+    return fit(None, optimizer=optimizer, **options)
+
+
+def test_notes_name_the_parameters_whose_constants_are_others(gloo, data, tmp_path):
+    pool, usual = gloo(1), {"steps": 2, "data": data, "plan_hash": "sha256:other", "resume": str(tmp_path)}
+    groups = {"lr": 1e-2, "momentum": 0.9}, {"lr": 1e-3, "momentum": 0.5}
+    pool(fit_in_groups, groups[0], of_norms, groups[1], steps=1, data=data, out=tmp_path)
+    [said] = pool(fit_in_groups, groups[0], of_norms, groups[1], **usual)
+    assert "with the same constants of optimizer, learning rate, clipping, batch and precision\n" in said
+    [said] = pool(fit_in_groups, groups[1], of_norms, groups[0], **usual)
+    matrices = "layers.[0-1].attention.wk.weight, layers.[0-1].attention.wo.weight, layers.[0-1].attention.wq.weight"
+    norms = "layers.[0-1].attention_norm.weight, layers.[0-1].ffn_norm.weight, norm.weight"
+    for text in (f"lr 0.01 → 0.001 and momentum 0.9 → 0.5 for {matrices} and 6 more", f"0.5 → 0.9 for {norms}"):
+        assert text in said
+    [said] = pool(fit_in_groups, groups[0], of_last_norms, groups[1], **usual)
+    moved = "layers.0.attention_norm.weight, layers.0.ffn_norm.weight"
+    assert f"of the training: lr 0.001 → 0.01 and momentum 0.5 → 0.9 for {moved}\n" in said
+    [said] = pool(fit_in_groups, groups[0], of_norms, groups[1] | {"nesterov": True}, **usual)
+    assert f"of the training: nesterov False → True for {norms}\n" in said
+    path = tmp_path / "checkpoints" / "step-1"
+    details = json.loads((path / DETAILS).read_text(encoding="utf-8"))
+    del details["constants"][GROUPS]
+    (path / DETAILS).write_text(json.dumps(details), encoding="utf-8")
+    record(path, DETAILS)
+    [said] = pool(fit_in_groups, groups[1], of_norms, groups[0], **usual)
+    assert "precision, but it does not record which parameters have which\n" in said and "same constants" not in said
 
 
 def test_notes_name_clipping_micro_batch_and_precision(gloo, data, tmp_path):
