@@ -51,11 +51,6 @@ _LINK_BUSY: Final = 0.95
 """Share of a span; on links that are busy for longer, collectives may wait for those of the previous span."""
 
 
-def composes(found: PieceOf) -> bool:
-    """Whether times may be extrapolated: those of repeated blocks."""
-    return bool(found.piece.containers)
-
-
 class SteadyPass(NamedTuple):
     """What each further block adds to passes of a micro batch, in the steady state of a step.
 
@@ -98,7 +93,7 @@ def composed_breakdown(found: PieceOf, machine: Machine) -> Composed | None:
     """Return the time of a step, in seconds; None where its micro batches reach no steady state.
 
     Args:
-        found: a piece that :func:`composes`.
+        found: a piece with repeated blocks.
         machine: on which it runs.
     """
     piece = found.piece

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from legoai.cost import assumptions
-from legoai.cost.composed import SteadyBlock, composed_breakdown, composes
+from legoai.cost.composed import SteadyBlock, composed_breakdown
 from legoai.cost.kernels.model_flops import model_flops, product_dtype
 from legoai.cost.machine.cluster import Machine, machine_of
 from legoai.cost.machine.kernel_time import NoModelError
@@ -323,7 +323,7 @@ def _simulate(
             yield
 
     found = piece_of(program, analysis, rank=rank, kind=machine.device.kind, gpu=machine.device, capturing=capturing)
-    if not whole and isinstance(found, PieceOf) and composes(found):
+    if not whole and isinstance(found, PieceOf) and found.piece.containers:
         composed = _compose(found, machine)
         if composed is not None:
             return composed

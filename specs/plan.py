@@ -171,9 +171,8 @@ class Plan(Record, kw_only=True):
 
         Rules are sorted, since their order has no meaning. Default values are left out, with statements that have
         nothing else, and the version of the defaults is written instead, so that a plan's identity does not change with
-        options that it does not use. `require`, the
-        objective, the variant's name and the solver's line are left out, since they change nothing that is run, but for
-        the memory limit where it decides what passes over a graph do.
+        options that it does not use. `require`, the objective, the variant's name and the solver's line are left out,
+        since they change nothing that is run, but for the memory limit where it decides what passes over a graph do.
         """
         body: dict[str, Any] = {"format": 2, "defaults": DEFAULTS, "name": self.name}
         for directive in (*self.directives(), *self.idle):

@@ -6,11 +6,13 @@ Simulated process groups have no backend and no hooks, about which torch warns o
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import ctypes
 
 _VARIABLE: Final = "TORCH_CPP_LOG_LEVEL"
 """Read by torch once, when it is imported, and so by processes that are started meanwhile."""
@@ -50,6 +52,8 @@ def _level() -> ctypes.c_int | None:
     """Return the level in c10's own memory; None where torch is not imported, or has no such flag."""
     if "torch" not in sys.modules or not hasattr(os, "RTLD_NOLOAD"):
         return None
+    import ctypes  # takes milliseconds, and torch has it
+
     name = "libc10.dylib" if sys.platform == "darwin" else "libc10.so"
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY), _FLAG)

@@ -288,8 +288,8 @@ class Simulation:
 
     def _key(self, program: Program, candidate: Analysis) -> str:
         # An equal program of a plan that does not decide buckets has no figures of units.
-        beside = "with units" if bucket_rules(candidate) else ""
-        return f"{program_key(program, self.profile, state_of_model(candidate))} {beside}".rstrip()
+        key = program_key(program, self.profile, state_of_model(candidate))
+        return f"{key} with units" if bucket_rules(candidate) else key
 
     def _is_known(self, key: str) -> bool:
         return self._is_kept(key, whole=self.whole) or key in self._failed

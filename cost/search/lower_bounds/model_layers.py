@@ -153,10 +153,8 @@ class ModelLayers:
             local = self.once(analysis, self._local) if has_open_styles(analysis) else None
             if local is None or manifest is None or analysis.plan.model.family in FOREIGN:
                 return {}
-            layers, least = (
-                dict(self._layers_of(manifest, analysis.plan.model.family)),
-                self.once(analysis, self._of_layers),
-            )
+            layers = dict(self._layers_of(manifest, analysis.plan.model.family))
+            least = self.once(analysis, self._of_layers)
             if not least:
                 return {}
             return self._styles.of_blocks(analysis, self.machine(analysis), layers, least, local)
@@ -167,7 +165,7 @@ class ModelLayers:
         """The same without what open styles add."""
         plan, manifest, of_token = analysis.plan, analysis.manifest, self.once(analysis, self.of_token)
         assert manifest is not None
-        least = dict(self._by_shapes(analysis, manifest, of_token)) if of_token else {}
+        least = self._by_shapes(analysis, manifest, of_token) if of_token else {}
         if plan.model.family not in FOREIGN:  # another layer may compute while one waits
             waited = functools.cache(_waited)
             for path, waits in self.once(analysis, self.waits).items():
@@ -177,7 +175,7 @@ class ModelLayers:
             least |= dict.fromkeys(memory_bound_kernels.repeated_blocks(manifest), beside)
         return least
 
-    def _by_shapes(self, analysis: Analysis, manifest: Manifest, of_token: Mapping[str, float]) -> Mapping[str, Pass]:
+    def _by_shapes(self, analysis: Analysis, manifest: Manifest, of_token: Mapping[str, float]) -> dict[str, Pass]:
         """Least seconds of layers by themselves."""
         plan = analysis.plan
         tokens = plan.batch.micro_batch * plan.batch.length / (plan.mesh.cp * plan.mesh.tp)

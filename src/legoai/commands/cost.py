@@ -229,18 +229,19 @@ def _simulating(linted: Linted) -> Iterator[Progress]:
         announce(f"building the model with {linted.plan.model.target} in this process, to simulate it")
     progress = Progress()
     progress("reading torch")
-    # What torch's modules hold the collector would scan again and again, and free none of it.
-    with without_cpp_warnings(), uncollected(kept=True):
-        from legoai.cost.estimate import CannotEstimateError
+    with without_cpp_warnings():
+        # What torch's modules hold the collector would scan again and again, and free none of it.
+        with uncollected(kept=True):
+            from legoai.cost.estimate import CannotEstimateError
 
-    try:
-        with without_cpp_warnings(), printing_to_standard_error():
-            yield progress
-    except CannotEstimateError as error:
-        raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
-    finally:
-        gc.unfreeze()
-        progress.clear()
+        try:
+            with printing_to_standard_error():
+                yield progress
+        except CannotEstimateError as error:
+            raise WrongUsage(f"{linted.resolution.file.name} cannot be costed: {error}") from error
+        finally:
+            gc.unfreeze()
+            progress.clear()
 
 
 def _rank(text: str) -> int:

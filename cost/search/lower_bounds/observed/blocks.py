@@ -194,10 +194,7 @@ def _block_key(analysis: Analysis) -> _Key | None:
         options["stage"] = plan.mesh.world_size // plan.mesh.pp
     # Parameters that are not sharded are cast otherwise.
     casts = [shard_ranks(analysis) > 1, plan.fsdp is not None, plan.replicate is not None]
-    length = (
-        plan.batch.seq_len if analysis.manifest is None or not analysis.manifest.reads_tokens else plan.batch.length
-    )
-    return json.dumps([describe(statements), describe(options), length, casts], sort_keys=True)
+    return json.dumps([describe(statements), describe(options), plan.batch.seq_len, casts], sort_keys=True)
 
 
 def one_treatment(analysis: Analysis) -> str | None:
