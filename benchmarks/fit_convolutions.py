@@ -19,7 +19,7 @@ import torch
 from legoai.cost.kernels.convolutions import class_of
 from legoai.cost.machine.kernel_time import estimate
 from legoai.cost.profiles import profile
-from legoai.cost.simulated.operators import description, operator, tensors
+from legoai.cost.simulated.operators.properties import description, operator, tensors
 from legoai.cost.trace.records import Kernel
 
 MEASURED = Path(__file__).parent / "results" / "gpu_kernels_h200.json"

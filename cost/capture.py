@@ -23,12 +23,12 @@ from legoai.cost.replay.blocks import class_of_name, classes_of_held, shorten
 from legoai.cost.replay.building import piece_of
 from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.repeated_blocks import RepeatedBlocks
-from legoai.cost.simulated.autocast import autocast_rules, may_autocast
 from legoai.cost.simulated.device import SIM, Kind, SimulationError
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.few_batches import DISTINCT, FewBatches, ValuelessSource
-from legoai.cost.simulated.grouped_products import has_grouped_kernel
 from legoai.cost.simulated.host import host_memory
+from legoai.cost.simulated.operators.autocast import autocast_rules, may_autocast
+from legoai.cost.simulated.operators.grouped_products import has_grouped_kernel
 from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import collectives_as_traced, simulated_device
 from legoai.cost.simulated.program import trainer_of

@@ -20,7 +20,7 @@ from legoai.cost.machine.collective_time import network_of
 from legoai.cost.machine.op_costs import OpCosts
 from legoai.cost.network.topology import World
 from legoai.cost.profiles import profile
-from legoai.cost.simulated.operators import Operator, description, operator, tensors, type_of, whole_buffer
+from legoai.cost.simulated.operators.properties import Operator, description, operator, tensors, type_of, whole_buffer
 from legoai.cost.timing.timeline import Timed
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.runtime.torch_internals.distributed.collectives import resolve_process_group

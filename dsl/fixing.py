@@ -7,7 +7,7 @@ from typing import Final
 
 from legoai.dsl.diagnostics.cascade import is_cause
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, apply_fixes, errors_of
-from legoai.dsl.frontend.sources import Source
+from legoai.dsl.frontend.files.sources import Source
 from legoai.dsl.lint import Linted
 
 _MOST_ROUNDS: Final = 50

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from legoai.cost.calibration.host import HostTimer, chain, host_timer, python_seconds
 from legoai.cost.simulated.calls import counted_functions
 from legoai.cost.simulated.device import Recorder
-from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.operators.properties import operator
 from legoai.cost.timing.timeline import call_constant
 from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Call, Record

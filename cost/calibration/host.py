@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from legoai.cost.calibration.timing import Timer
-from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.operators.properties import operator
 from legoai.cost.trace.garbage import uncollected
 from legoai.runtime.recomputation.policies import Contexts, keep_outputs
 from legoai.runtime.torch_internals.operators import TorchDispatchMode

@@ -18,7 +18,7 @@ from legoai.cost.kernels.roofline import AttentionCurve, ProductCurve
 from legoai.cost.kernels.work import STORED_AS, element_bytes
 from legoai.cost.machine.kernel_time import narrow_rate, seconds_of
 from legoai.cost.profiles import from_document
-from legoai.cost.simulated.alignment import Matrix, alignments
+from legoai.cost.simulated.operators.alignment import Matrix, alignments
 from legoai.specs.dtypes import TORCH_DTYPES
 
 CPU_CUBES: Final = (64, 256, 512, 1024, 2048)

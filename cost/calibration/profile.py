@@ -23,7 +23,7 @@ from legoai.cost.calibration.movement import movements
 from legoai.cost.calibration.network import collectives
 from legoai.cost.calibration.timing import Timer
 from legoai.cost.machine.kernel_time import GROUPED
-from legoai.cost.simulated.grouped_products import has_kernel_of_capability
+from legoai.cost.simulated.operators.grouped_products import has_kernel_of_capability
 from legoai.runtime.device import processor_name
 
 SIZE: Final = 4096

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from legoai.cost.compilation.schedule import Pieces, Slot, Work
 from legoai.cost.simulated.device import SIM, SimulationError, Stream, backend, current_stream
-from legoai.cost.simulated.operators import description, operator, tensors, type_of
+from legoai.cost.simulated.operators.properties import description, operator, tensors, type_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Collective, WaitWork
 from legoai.runtime.torch_internals.distributed.fake_world import group_size_by_name

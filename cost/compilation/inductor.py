@@ -23,7 +23,7 @@ from legoai.cost.compilation.inductor_kernels import Reader
 from legoai.cost.compilation.padding import pad_products
 from legoai.cost.compilation.schedule import Schedule
 from legoai.cost.simulated.device import Kind
-from legoai.cost.simulated.grouped_products import has_grouped_kernel
+from legoai.cost.simulated.operators.grouped_products import has_grouped_kernel
 from legoai.runtime.torch_internals.compiler.graphs import TracingContext
 from legoai.runtime.torch_internals.compiler.inductor import (
     CUDACombinedScheduling,

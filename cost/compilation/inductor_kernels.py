@@ -13,10 +13,10 @@ from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.compilation.async_tp import is_in_pieces, pieces_of
 from legoai.cost.compilation.schedule import MODULE, Call, Given, Schedule, Slot, Step, Work
-from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.simulated.grouped_products import is_by_group
-from legoai.cost.simulated.operators import FACTORS, Operator, description, operator, tensors
+from legoai.cost.simulated.operators.alignment import Matrix, alignments
+from legoai.cost.simulated.operators.grouped_products import is_by_group
+from legoai.cost.simulated.operators.properties import FACTORS, Operator, description, operator, tensors
 from legoai.cost.trace.records import TensorType
 from legoai.runtime.torch_internals.compiler.inductor import (
     BaseSchedulerNode,

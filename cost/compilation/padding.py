@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from legoai.cost.kernels.kinds import ALIGNED
-from legoai.cost.simulated.alignment import Matrix, alignments
+from legoai.cost.simulated.operators.alignment import Matrix, alignments
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
 from legoai.specs.cluster import CatalogueError, Device
 

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from legoai.cost.pipelines.patterns import STORAGE, WORK, Result, UnequalError
 from legoai.cost.simulated.device import SIM
+from legoai.cost.simulated.operators.results import tensor_like
 from legoai.cost.simulated.recorder import Capture
-from legoai.cost.simulated.results import tensor_like
 from legoai.cost.trace.segments import Instance
 from legoai.runtime.torch_internals.distributed.collectives import AsyncCollectiveTensor
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from legoai.cost.simulated.device import backend, current_stream
-from legoai.cost.simulated.operators import type_of
+from legoai.cost.simulated.operators.properties import type_of
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.marks import BATCH, END_BATCH
 from legoai.cost.trace.records import Collective, Mark, Phase, WaitWork

@@ -170,7 +170,10 @@ def _is_idle(name: str, called: set[str]) -> bool:
 
     Nothing is recorded of views, and of operators that only reserve memory or wait; of a collective only its kind is.
     """
-    from legoai.cost.simulated.operators import UnknownCollective, operator  # import torch, unlike the cached trace
+    from legoai.cost.simulated.operators.properties import (
+        UnknownCollective,
+        operator,
+    )  # import torch, unlike the cached trace
     from legoai.runtime.recomputation.policies import operators
 
     try:

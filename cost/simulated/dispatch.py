@@ -15,9 +15,9 @@ from legoai.cost.simulated.device import (
     read_from_device,
     read_value,
 )
-from legoai.cost.simulated.grouped_products import is_by_group, products
-from legoai.cost.simulated.operands import operands_of, shares_of
-from legoai.cost.simulated.operators import (
+from legoai.cost.simulated.operators.grouped_products import is_by_group, products
+from legoai.cost.simulated.operators.operands import operands_of, shares_of
+from legoai.cost.simulated.operators.properties import (
     ASKS_DEVICE,
     Operator,
     description,
@@ -28,8 +28,8 @@ from legoai.cost.simulated.operators import (
     whole_buffer,
     wraps,
 )
+from legoai.cost.simulated.operators.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.simulated.recorder import Capture, is_simulated
-from legoai.cost.simulated.results import FUSED_UPDATES, Answer, Results, asked
 from legoai.cost.trace.records import (
     EACH,
     PART_OF,

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 
 from legoai.cost.simulated.device import SIM
-from legoai.cost.simulated.operators import ASKS_DEVICE, name_of, tensors, wraps
-from legoai.cost.simulated.results import Results
+from legoai.cost.simulated.operators.properties import ASKS_DEVICE, name_of, tensors, wraps
+from legoai.cost.simulated.operators.results import Results
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import DisableTorchDispatch, OpOverload, TorchDispatchMode
 

@@ -25,10 +25,10 @@ from legoai.cost.simulated.device import (
     read_value,
     register,
 )
-from legoai.cost.simulated.kernels import kernels_of
 from legoai.cost.simulated.large_worlds import one_rank_alone
-from legoai.cost.simulated.propagation import known_metadata
-from legoai.cost.simulated.routing import even_routing
+from legoai.cost.simulated.operators.kernels import kernels_of
+from legoai.cost.simulated.operators.propagation import known_metadata
+from legoai.cost.simulated.operators.routing import even_routing
 from legoai.cost.trace.records import WaitWork
 from legoai.runtime.parallelism.mesh import forget_split_meshes
 from legoai.runtime.recomputation import budget as recompute_budget

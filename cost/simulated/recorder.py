@@ -27,7 +27,7 @@ from legoai.cost.simulated.device import (
     SimulationError,
     current_stream,
 )
-from legoai.cost.simulated.operators import UnknownCollective
+from legoai.cost.simulated.operators.properties import UnknownCollective
 from legoai.cost.simulated.process_groups import Group, group_of
 from legoai.cost.simulated.units import noted_units
 from legoai.cost.trace.editing import Operands

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.differences.changes import DIGEST, Change, Key, applied, changes
-from legoai.dsl.frontend.contents import named_files
+from legoai.dsl.frontend.files.contents import named_files
 from legoai.dsl.frontend.resolve import Resolution
 from legoai.dsl.frontend.syntax import Let, Statement
 from legoai.dsl.lint import Linted, errors, manifest_of

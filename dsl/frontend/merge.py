@@ -146,7 +146,7 @@ class Loader:
 
     def _nearby(self, own: str, directory: Path, path: Path) -> list[str]:
         """Suggest other plans of the project that have the file name of a base that is not there, or one like it."""
-        from legoai.dsl.frontend.project import similar_plans
+        from legoai.dsl.frontend.files.project import similar_plans
 
         try:
             itself = os.path.relpath(own, directory)

@@ -20,8 +20,9 @@ from legoai.dsl.diagnostics.codes.statements import (
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
-from legoai.dsl.frontend.contents import with_files
 from legoai.dsl.frontend.effective_statements import merged
+from legoai.dsl.frontend.files.contents import with_files
+from legoai.dsl.frontend.files.sources import read_base
 from legoai.dsl.frontend.kept import Inputs, Kept
 from legoai.dsl.frontend.layouts import layout_named, with_rules
 from legoai.dsl.frontend.likeness import bounded_twice
@@ -29,7 +30,6 @@ from legoai.dsl.frontend.merge import Reads, head_of
 from legoai.dsl.frontend.parse import KEYWORDS
 from legoai.dsl.frontend.rest import with_rest
 from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
-from legoai.dsl.frontend.sources import read_base
 from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,

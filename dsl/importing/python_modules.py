@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from legoai.dsl.frontend.sources import UnreadableError, read_source
+from legoai.dsl.frontend.files.sources import UnreadableError, read_source
 from legoai.dsl.frontend.text import Lines
 from legoai.specs.span import Span
 

@@ -13,7 +13,7 @@ from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix
 from legoai.dsl.fixing import fixed
 from legoai.dsl.formatting.expand import written_out
-from legoai.dsl.frontend.sources import Source
+from legoai.dsl.frontend.files.sources import Source
 from legoai.dsl.frontend.suppress import suppressible, suppressions
 from legoai.dsl.frontend.syntax import Name, Statement
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression

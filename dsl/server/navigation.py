@@ -10,8 +10,8 @@ from typing import Literal
 
 from lsprotocol import types
 
+from legoai.dsl.frontend.files.project import MOST_FOLDERS, TooManyFoldersError
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.project import MOST_FOLDERS, TooManyFoldersError
 from legoai.dsl.frontend.ranges import ends_of, part_of
 from legoai.dsl.frontend.reserved import reserved_names
 from legoai.dsl.frontend.syntax import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from legoai.dsl.frontend.files.project import plans_below
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.project import plans_below
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.server.documents import Checked, Checking, extended, place_of
 

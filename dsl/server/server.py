@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from lsprotocol import types
 from pygls.lsp.server import LanguageServer
 
-from legoai.dsl.frontend.project import repository_root, working_folder
+from legoai.dsl.frontend.files.project import repository_root, working_folder
 from legoai.dsl.server.costs import CostCommand, CostError, Costs, costs_of, hints
 from legoai.dsl.server.documents import Checked, Checking, Document, check, factory_of, path_of
 from legoai.dsl.server.protocol import PlanProtocol

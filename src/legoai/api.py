@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend.sources import UnreadableError, read_base, read_source
+from legoai.dsl.frontend.files.sources import UnreadableError, read_base, read_source
 from legoai.dsl.lint import Announce, Linted
 from legoai.dsl.lint import lint as lint_text
 from legoai.dsl.reporting.output import Files, render_full

@@ -14,7 +14,7 @@ import pytest
 from legoai import __version__
 from legoai.cli import main
 from legoai.commands import COMMANDS, parser_of
-from legoai.dsl.frontend import sources
+from legoai.dsl.frontend.files import sources
 from legoai.dsl.lint import Linted, lint
 from support import ROOT
 from support.command_line import (

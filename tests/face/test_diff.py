@@ -355,7 +355,7 @@ def test_git_asks_nobody_and_does_not_wait_for_ever(
     folder = repository.parent / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr("legoai.dsl.frontend.revisions._GIT_SECONDS", 0.5)
+    monkeypatch.setattr("legoai.dsl.frontend.files.revisions._GIT_SECONDS", 0.5)
     for body, said in (
         ("exec sleep 30", "`git rev-parse --show-toplevel` has not answered in 0.5 s"),
         ('echo "prompt: $GIT_TERMINAL_PROMPT, input: $(cat)" >&2; exit 1', "git: prompt: 0, input:"),

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from legoai import lint as linted
-from legoai.dsl.frontend import sources
+from legoai.dsl.frontend.files import sources
 from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from support.command_line import (

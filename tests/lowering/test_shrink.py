@@ -8,8 +8,8 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.split_points import SplitPoints
+from legoai.dsl.frontend.files.sources import read_base, read_source
 from legoai.dsl.frontend.paths import Paths, assign
-from legoai.dsl.frontend.sources import read_base, read_source
 from legoai.dsl.lint import lint
 from legoai.lowering.program import LoweringError
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink

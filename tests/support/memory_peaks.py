@@ -8,9 +8,9 @@ from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from legoai.cost.capture import _built_without_fake_tensors
-from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.few_batches import ValuelessSource
+from legoai.cost.simulated.operators.autocast import autocast_rules
 from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.trace.records import Allocate, Free, Resize

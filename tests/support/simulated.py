@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from legoai.cost.capture import capture
 from legoai.cost.compilation.modules import compilation
-from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.operators.properties import operator
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Record

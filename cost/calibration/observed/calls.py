@@ -15,7 +15,7 @@ import torch
 
 from legoai.cost.kernels.work import is_product
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.simulated.operators import (
+from legoai.cost.simulated.operators.properties import (
     Operator,
     UnknownCollective,
     description,

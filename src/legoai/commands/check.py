@@ -12,7 +12,7 @@ from legoai.commands.shared import add_no_factories, add_resolution, examine, fi
 from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend import suppress
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
+from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
 from legoai.dsl.rules.devices.profile import UnmeasuredCluster

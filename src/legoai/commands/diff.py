@@ -19,11 +19,11 @@ from legoai.commands.progress import Progress
 from legoai.commands.shared import add_no_factories, add_resolution, announce, files_of, put, settings_of, show, summary
 from legoai.dsl.diagnostics.diagnostic import errors_of, with_names
 from legoai.dsl.differences.comparison import Comparison, Side
-from legoai.dsl.frontend.contents import named_files
+from legoai.dsl.frontend.files.contents import named_files
+from legoai.dsl.frontend.files.revisions import RevisionPlan, ends_of, plan_of, revision
+from legoai.dsl.frontend.files.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
 from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
-from legoai.dsl.frontend.revisions import RevisionPlan, ends_of, plan_of, revision
-from legoai.dsl.frontend.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
 from legoai.dsl.lint import lint
 from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cluster import CatalogueError

@@ -6,7 +6,7 @@ import os
 
 from legoai import __version__
 from legoai.commands import WrongUsage
-from legoai.dsl.frontend.project import working_folder
+from legoai.dsl.frontend.files.project import working_folder
 from legoai.specs.visible_text import visible_line
 
 

@@ -11,8 +11,8 @@ from legoai.commands.reporting import add_files, plans_of, project
 from legoai.commands.shared import add_output, files_of, put, rewrite, show
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.formatting.formatter import format_text
+from legoai.dsl.frontend.files.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.resolve import resolve
-from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import lint
 from legoai.specs.directives.model import Model

@@ -25,7 +25,7 @@ from legoai.commands.shared import (
 )
 from legoai.dsl.analysis.parallelism.mesh import number_of_devices
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_source
+from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render

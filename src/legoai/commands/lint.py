@@ -10,7 +10,7 @@ from legoai.commands.reporting import add_files, add_reporting, choice_of, plans
 from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, rewrite, say, settings_of
 from legoai.dsl.config import Configuration, reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.sources import STANDARD_INPUT, Source, UnreadableError, read_source
+from legoai.dsl.frontend.files.sources import STANDARD_INPUT, Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
 

@@ -17,8 +17,8 @@ from legoai.dsl.config import (
     unknown_selectors,
 )
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.project import working_folder
-from legoai.dsl.frontend.sources import STANDARD_INPUT, Excluded, named
+from legoai.dsl.frontend.files.project import working_folder
+from legoai.dsl.frontend.files.sources import STANDARD_INPUT, Excluded, named
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.reporting.output import FORMATS
 from legoai.specs.units import counted

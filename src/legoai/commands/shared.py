@@ -14,8 +14,8 @@ from legoai.commands import WrongUsage
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend.contents import named_files
-from legoai.dsl.frontend.sources import Source, UnreadableError, read_base, read_source
+from legoai.dsl.frontend.files.contents import named_files
+from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_base, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.reporting.output import render

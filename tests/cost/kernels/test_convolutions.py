@@ -16,7 +16,7 @@ from legoai.cost.machine.cluster import machine_of
 from legoai.cost.machine.contention import beside_collectives
 from legoai.cost.machine.kernel_time import estimate, work_on
 from legoai.cost.profiles import profile
-from legoai.cost.simulated.operators import description, operator, tensors
+from legoai.cost.simulated.operators.properties import description, operator, tensors
 from legoai.cost.trace.records import Kernel
 from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.specs.directives.cluster import ClusterUse

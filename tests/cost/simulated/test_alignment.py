@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from legoai.cost.capture import capture
-from legoai.cost.simulated.alignment import Matrix, alignments
+from legoai.cost.simulated.operators.alignment import Matrix, alignments
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
 from support.plans import lowered

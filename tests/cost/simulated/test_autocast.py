@@ -13,9 +13,9 @@ import torch
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
-from legoai.cost.simulated.autocast import autocast_rules, rules
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.operators.autocast import autocast_rules, rules
+from legoai.cost.simulated.operators.properties import operator
 from legoai.cost.trace.records import Allocate, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.device import Device

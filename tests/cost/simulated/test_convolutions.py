@@ -10,7 +10,7 @@ from torch.utils.flop_counter import flop_registry
 
 from legoai.cost.simulated.device import SIM
 from legoai.cost.simulated.dispatch import Dispatch
-from legoai.cost.simulated.operators import convolves_channels_last, flops, operator
+from legoai.cost.simulated.operators.properties import convolves_channels_last, flops, operator
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel

@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 from legoai.cost.capture import capture
 from legoai.cost.compilation.modules import compilation
 from legoai.cost.estimate import estimate
-from legoai.cost.simulated import grouped_products
 from legoai.cost.simulated.device import SIM, SimulationError
 from legoai.cost.simulated.dispatch import Dispatch
+from legoai.cost.simulated.operators import grouped_products
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Copy, Kernel

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
 from legoai.cost.simulated.device import SimulationError
-from legoai.cost.simulated.operators import operator
+from legoai.cost.simulated.operators.properties import operator
 from legoai.cost.timing.engine import simulate
 from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel

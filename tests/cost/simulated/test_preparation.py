@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from legoai.cost.capture import capture
-from legoai.cost.simulated import propagation, results
 from legoai.cost.simulated.device import SIM, Kind
+from legoai.cost.simulated.operators import propagation, results
 from legoai.cost.simulated.preparation import Preparation
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture

@@ -11,7 +11,7 @@ import pytest
 from legoai.dsl.formatting.expand import expand
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.formatting.idle import expand_meant
-from legoai.dsl.frontend.sources import read_base
+from legoai.dsl.frontend.files.sources import read_base
 from legoai.dsl.lint import Linted, lint
 from support import TESTS, VALID_PLANS, WORKED_PLANS
 from support.marks import slow_but_longest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.frontend.project import TooManyFoldersError, plans_below, repository_root
+from legoai.dsl.frontend.files.project import TooManyFoldersError, plans_below, repository_root
 
 
 def test_root_is_the_nearest_folder_of_git_upward(tmp_path: Path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import SIM, Recorder
+from legoai.cost.simulated.operators.autocast import autocast_rules
 from legoai.cost.simulated.process import simulated_device
 from support import simulated
 

@@ -9,10 +9,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from legoai.cost.simulated.autocast import autocast_rules
 from legoai.cost.simulated.device import READ_VALUE, SIM, backend
 from legoai.cost.simulated.dispatch import Dispatch
 from legoai.cost.simulated.host import host_memory
+from legoai.cost.simulated.operators.autocast import autocast_rules
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import (

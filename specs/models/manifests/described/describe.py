@@ -15,7 +15,7 @@ from legoai.specs.models.first_values import FirstValues, unfilled_by
 from legoai.specs.models.manifests.counted_places import raw_places
 from legoai.specs.models.manifests.described.flow import Call
 from legoai.specs.models.manifests.described.followed import Followed, follow, reads_of, require_positions_for_inputs
-from legoai.specs.models.manifests.described.shape_recorder import outside_of_blocks
+from legoai.specs.models.manifests.described.recorders.shape_recorder import outside_of_blocks
 from legoai.specs.models.manifests.manifest import FORMAT, Manifest, ModuleKind
 from legoai.specs.models.reads import Tokens, described
 from legoai.specs.models.torch_internals import BatchNorm, Dropout, has_backward_hooks, has_hooks

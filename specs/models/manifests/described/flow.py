@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.dtypes import TORCH_DTYPES
 from legoai.specs.models.manifests.attention_call import AttentionCall
-from legoai.specs.models.manifests.described.feature_uses import FeaturesOf
-from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
+from legoai.specs.models.manifests.described.recorders.feature_uses import FeaturesOf
+from legoai.specs.models.manifests.described.recorders.functions import function_name, operation_of, tensors_in, writes
 from legoai.specs.models.manifests.feature_use import FeatureUse
 from legoai.specs.models.manifests.manifest import Step, StepOp
 from legoai.specs.models.random_operators import RandomOperators

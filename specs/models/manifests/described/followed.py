@@ -17,31 +17,35 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.changes import Changes, ChangesByDtype
-from legoai.specs.models.manifests.described.assigned_attributes import AssignedAttributes
-from legoai.specs.models.manifests.described.attribute_reads import AttributeReads
-from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
-from legoai.specs.models.manifests.described.drawn_on_host import draws_of, numbers_near_one, states_of_generators
-from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
-from legoai.specs.models.manifests.described.failing_module import FailingModule
-from legoai.specs.models.manifests.described.failing_operator import FailingOperator
 from legoai.specs.models.manifests.described.flow import Call, FlowRecorder
-from legoai.specs.models.manifests.described.functions import tensors_in
-from legoai.specs.models.manifests.described.in_place import InPlaceRecorder
-from legoai.specs.models.manifests.described.last_layer import use_of_result
-from legoai.specs.models.manifests.described.pieces_of_sequences import (
+from legoai.specs.models.manifests.described.forwards.attribute_reads import AttributeReads
+from legoai.specs.models.manifests.described.forwards.drawn_on_host import (
+    draws_of,
+    numbers_near_one,
+    states_of_generators,
+)
+from legoai.specs.models.manifests.described.forwards.failing_module import FailingModule
+from legoai.specs.models.manifests.described.forwards.failing_operator import FailingOperator
+from legoai.specs.models.manifests.described.forwards.last_layer import use_of_result
+from legoai.specs.models.manifests.described.forwards.pieces_of_sequences import (
     PiecesOfSequences,
     of_other_sizes,
     pieces_of_sequences,
     token_ids,
 )
-from legoai.specs.models.manifests.described.place_recorder import PlaceRecorder, Places, counted_dims
-from legoai.specs.models.manifests.described.plain_tensors import PlainTensors
-from legoai.specs.models.manifests.described.remembered_results import RememberedResults
-from legoai.specs.models.manifests.described.shape_recorder import ShapeRecorder, followed_shapes
-from legoai.specs.models.manifests.described.sparse_gradients import SparseGradients
-from legoai.specs.models.manifests.described.step_changes import step_changes
-from legoai.specs.models.manifests.described.trained_layers import layers_of_all_tokens
-from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
+from legoai.specs.models.manifests.described.forwards.plain_tensors import PlainTensors
+from legoai.specs.models.manifests.described.forwards.step_changes import step_changes
+from legoai.specs.models.manifests.described.forwards.trained_layers import layers_of_all_tokens
+from legoai.specs.models.manifests.described.recorders.assigned_attributes import AssignedAttributes
+from legoai.specs.models.manifests.described.recorders.changed_parameters import ChangedParameters
+from legoai.specs.models.manifests.described.recorders.dtype_recorder import DtypeRecorder
+from legoai.specs.models.manifests.described.recorders.functions import tensors_in
+from legoai.specs.models.manifests.described.recorders.in_place import InPlaceRecorder
+from legoai.specs.models.manifests.described.recorders.place_recorder import PlaceRecorder, Places, counted_dims
+from legoai.specs.models.manifests.described.recorders.remembered_results import RememberedResults
+from legoai.specs.models.manifests.described.recorders.shape_recorder import ShapeRecorder, followed_shapes
+from legoai.specs.models.manifests.described.recorders.sparse_gradients import SparseGradients
+from legoai.specs.models.manifests.described.recorders.updated_buffers import UpdatedBuffers
 from legoai.specs.models.manifests.host_draws import HostDraws
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.changed_parameters import ChangedParameters
 from legoai.specs.models.manifests.described.describe import describe
+from legoai.specs.models.manifests.described.recorders.changed_parameters import ChangedParameters
 from support.read_weights import build
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.described.describe import describe
-from legoai.specs.models.manifests.described.drawn_on_host import numbers_near_one
+from legoai.specs.models.manifests.described.forwards.drawn_on_host import numbers_near_one
 from legoai.specs.models.torch_internals import meta_device
 
 WIDTH = 8

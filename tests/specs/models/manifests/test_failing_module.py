@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described import failing_module
-from legoai.specs.models.manifests.described.failing_module import FailingModule
+from legoai.specs.models.manifests.described.forwards import failing_module
+from legoai.specs.models.manifests.described.forwards.failing_module import FailingModule
 
 
 class Branching(nn.Module):

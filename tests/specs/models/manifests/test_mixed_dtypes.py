@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from legoai.specs.models.inspect import inspect_model
-from legoai.specs.models.manifests.described.dtype_recorder import DtypeRecorder
+from legoai.specs.models.manifests.described.recorders.dtype_recorder import DtypeRecorder
 from legoai.specs.models.source import ModelSource
 from legoai.specs.models.torch_internals import autocast_without_device
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from legoai.specs.models.manifests.described.functions import tensors_in
-from legoai.specs.models.manifests.described.remembered_results import RememberedResults
+from legoai.specs.models.manifests.described.recorders.functions import tensors_in
+from legoai.specs.models.manifests.described.recorders.remembered_results import RememberedResults
 from legoai.specs.models.torch_internals import OperatorMode, storage_of
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from legoai.specs.models.manifests.described.step_changes import step_changes
+from legoai.specs.models.manifests.described.forwards.step_changes import step_changes
 from legoai.specs.models.torch_internals import meta_device
 
 WIDTH = 8

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from legoai.specs.models.manifests.described.updated_buffers import UpdatedBuffers
+from legoai.specs.models.manifests.described.recorders.updated_buffers import UpdatedBuffers
 
 STATISTICS = ["running_mean", "running_var"]
 

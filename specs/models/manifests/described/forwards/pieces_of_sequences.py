@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from legoai.specs.models.manifests.counted_places import CountedPlaces
-from legoai.specs.models.manifests.described.place_recorder import PlaceRecorder, Places
-from legoai.specs.models.manifests.described.token_mixing import TokenRecorder, mixing
+from legoai.specs.models.manifests.described.forwards.token_mixing import TokenRecorder, mixing
+from legoai.specs.models.manifests.described.recorders.place_recorder import PlaceRecorder, Places
 from legoai.specs.models.manifests.shapes import Sizes, other_sizes
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from legoai.specs.models.manifests.described.functions import function_name, takes_only_shape, tensors_in
-from legoai.specs.models.manifests.described.restored import attributes_restored
+from legoai.specs.models.manifests.described.forwards.restored import attributes_restored
+from legoai.specs.models.manifests.described.recorders.functions import function_name, takes_only_shape, tensors_in
 from legoai.specs.models.torch_internals import DEVICE_OF, IS_META, OperatorMode, storage_of
 
 _HOST: Final = torch.device("cpu")

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.dispatched import Dispatched, Operator, first_difference
-from legoai.specs.models.manifests.described.restored import attributes_restored
+from legoai.specs.models.manifests.described.forwards.restored import attributes_restored
+from legoai.specs.models.manifests.described.recorders.dispatched import Dispatched, Operator, first_difference
 from legoai.specs.models.torch_internals import attributes_hidden
 
 _CONTENTS: Final = frozenset(

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from legoai.cost.simulated.device import SIM
-from legoai.cost.simulated.operands import Shares
+from legoai.cost.simulated.operators.operands import Shares
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.operators import (
     DisableTorchDispatch,

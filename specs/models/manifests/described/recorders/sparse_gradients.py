@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from legoai.specs.models.manifests.described.functions import tensors_in
+from legoai.specs.models.manifests.described.recorders.functions import tensors_in
 from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.manifests.described.functions import tensors_in
-from legoai.specs.models.manifests.described.pieces_of_sequences import of_other_sizes, token_ids
+from legoai.specs.models.manifests.described.forwards.pieces_of_sequences import of_other_sizes, token_ids
+from legoai.specs.models.manifests.described.recorders.functions import tensors_in
 from legoai.specs.models.torch_internals import has_hooks
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
-from legoai.specs.models.manifests.described.functions import tensors_in
+from legoai.specs.models.manifests.described.recorders.functions import tensors_in
 from legoai.specs.models.torch_internals import DisableTorchFunction, OperatorMode, OpOverload, storage_of
 
 _META: Final = torch.device("meta")

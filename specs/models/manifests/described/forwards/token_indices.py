@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from legoai.specs.models.manifests.described.functions import takes_only_shape, tensors_in
+from legoai.specs.models.manifests.described.recorders.functions import takes_only_shape, tensors_in
 
 _ALONG_DIM: Final = (
     *("gather", "scatter", "scatter_add", "scatter_reduce"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
-from legoai.dsl.frontend.sources import is_skipped
+from legoai.dsl.frontend.files.sources import is_skipped
 
 MOST_FOLDERS: Final = 20_000
 """Folders that a search looks into, in a few seconds. A home folder may have any number."""

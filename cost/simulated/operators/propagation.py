@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from legoai.cost.simulated.results import PLAIN
+from legoai.cost.simulated.operators.results import PLAIN
 from legoai.runtime.torch_internals.distributed.fake_world import DTensorSpec
 
 _MOST_KNOWN: Final = 2**13

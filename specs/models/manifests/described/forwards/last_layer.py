@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from legoai.specs.models.manifests.described.functions import function_name, tensors_in
+from legoai.specs.models.manifests.described.recorders.functions import function_name, tensors_in
 
 _ALIKE: Final = frozenset(["device", "dim", "get_device", "is_cuda", "is_floating_point", "len", "ndim", "ndimension"])
 """Functions that return of a layer's result what they return of its argument."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.restored import attributes_restored
+from legoai.specs.models.manifests.described.forwards.restored import attributes_restored
 from legoai.specs.models.manifests.host_draws import HostDraws
 from legoai.specs.models.torch_internals import OperatorMode, tree_leaves
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from legoai.cost.simulated.operators import Operator, overwrites, size_of, tensors
+from legoai.cost.simulated.operators.properties import Operator, overwrites, size_of, tensors
 from legoai.cost.trace.editing import Operands
 from legoai.cost.trace.numbers import NONE, encoded
 

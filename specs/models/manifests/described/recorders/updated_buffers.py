@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.functions import takes_only_shape, tensors_in
-from legoai.specs.models.manifests.described.in_place import written
+from legoai.specs.models.manifests.described.recorders.functions import takes_only_shape, tensors_in
+from legoai.specs.models.manifests.described.recorders.in_place import written
 from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of
 
 _STATISTICS: Final = ("running_mean", "running_var")

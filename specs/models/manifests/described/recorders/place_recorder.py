@@ -12,15 +12,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.function_recorder import FunctionRecorder
-from legoai.specs.models.manifests.described.functions import (
+from legoai.specs.models.manifests.described.recorders.function_recorder import FunctionRecorder
+from legoai.specs.models.manifests.described.recorders.functions import (
     function_name,
     operation_of,
     takes_only_shape,
     tensors_in,
     writes,
 )
-from legoai.specs.models.manifests.described.liveness import Liveness
+from legoai.specs.models.manifests.described.recorders.liveness import Liveness
 from legoai.specs.models.manifests.shapes import Sizes
 from legoai.specs.models.torch_internals import whole_of
 

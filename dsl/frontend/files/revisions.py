@@ -16,7 +16,7 @@ from typing import Final
 from legoai.dsl.diagnostics.codes.files import CannotRead
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.sources import UnreadableError, decoded
+from legoai.dsl.frontend.files.sources import UnreadableError, decoded
 from legoai.specs.files import MOST_TEXT
 from legoai.specs.record import Record
 from legoai.specs.span import Span

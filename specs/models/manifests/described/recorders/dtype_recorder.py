@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.manifests.described.functions import function_name, tensors_in
+from legoai.specs.models.manifests.described.recorders.functions import function_name, tensors_in
 from legoai.specs.models.manifests.mixed_dtypes import MixedDtypes
 from legoai.specs.models.torch_internals import OperatorMode, OpOverload, storage_of, tree_map
 

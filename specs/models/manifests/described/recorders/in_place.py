@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from legoai.specs.models.manifests.changes import ChangedResult, Changes
-from legoai.specs.models.manifests.described.functions import (
+from legoai.specs.models.manifests.described.recorders.functions import (
     function_name,
     operation_of,
     takes_only_shape,

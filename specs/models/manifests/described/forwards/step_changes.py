@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.dispatched import Dispatched, Operator, first_difference
-from legoai.specs.models.manifests.described.drawn_on_host import states_of_generators
-from legoai.specs.models.manifests.described.restored import attributes_restored
+from legoai.specs.models.manifests.described.forwards.drawn_on_host import states_of_generators
+from legoai.specs.models.manifests.described.forwards.restored import attributes_restored
+from legoai.specs.models.manifests.described.recorders.dispatched import Dispatched, Operator, first_difference
 from legoai.specs.models.random_operators import RandomOperators
 from legoai.specs.models.torch_internals import as_if_traced, is_transformed, tree_leaves
 

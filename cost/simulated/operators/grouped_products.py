@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 
 from legoai.cost.simulated.device import read_from_device
-from legoai.cost.simulated.routing import even_parts
+from legoai.cost.simulated.operators.routing import even_parts
 from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.specs.cluster import Device
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-from legoai.specs.models.manifests.described.in_place import Writing
+from legoai.specs.models.manifests.described.recorders.in_place import Writing
 from legoai.specs.models.torch_internals import storage_of
 
 _SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from legoai.specs.models.manifests.described.feature_uses import OVER_DIMS, dims_over
-from legoai.specs.models.manifests.described.function_recorder import FunctionRecorder
-from legoai.specs.models.manifests.described.functions import function_name, operation_of, tensors_in, writes
-from legoai.specs.models.manifests.described.liveness import Liveness
-from legoai.specs.models.manifests.described.token_indices import TokenIndices
+from legoai.specs.models.manifests.described.forwards.token_indices import TokenIndices
+from legoai.specs.models.manifests.described.recorders.feature_uses import OVER_DIMS, dims_over
+from legoai.specs.models.manifests.described.recorders.function_recorder import FunctionRecorder
+from legoai.specs.models.manifests.described.recorders.functions import function_name, operation_of, tensors_in, writes
+from legoai.specs.models.manifests.described.recorders.liveness import Liveness
 from legoai.specs.models.manifests.shapes import Sizes, compared
 from legoai.specs.models.torch_internals import whole_of
 

@@ -1,4 +1,4 @@
-"""Operators: FLOPs, traffic and treatment of a call."""
+"""Properties of operators: FLOPs, traffic and treatment of a call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import torch
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from legoai.cost.simulated.alignment import Matrix, alignments
 from legoai.cost.simulated.device import SimulationError
+from legoai.cost.simulated.operators.alignment import Matrix, alignments
 from legoai.cost.trace.records import CollectiveKind, TensorType
 from legoai.runtime.torch_internals.operators import OpOverload, is_traceable_wrapper_subclass_type
 

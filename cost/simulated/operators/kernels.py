@@ -12,7 +12,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from legoai.cost.simulated.device import Kind, SimulationError
-from legoai.cost.simulated.operators import convolves_channels_last
+from legoai.cost.simulated.operators.properties import convolves_channels_last
 from legoai.dsl.analysis.computation.attention import takes_widths
 from legoai.runtime.attention import kernels as attention_kernels
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode

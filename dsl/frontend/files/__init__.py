@@ -1,0 +1,1 @@
+"""Files of plans: lookup, reading and writing, their project, and their revisions in git."""

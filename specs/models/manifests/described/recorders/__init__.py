@@ -1,0 +1,1 @@
+"""Recorders of one forward of a model on the meta device."""
