@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from legoai.cost.kernels.convolutions import ALIGNED_BYTES, is_unmeasured
+from legoai.cost.kernels.convolutions import is_unmeasured
+from legoai.cost.kernels.kinds import ALIGNED
 from legoai.cost.machine.cluster import Machine
 from legoai.cost.machine.kernel_time import estimate, knows_narrow_rates
 from legoai.cost.profiles import Profile
@@ -147,7 +148,7 @@ def of_convolutions(steps: Mapping[int, Iterable[Item]], machine: Machine, step_
             modules = dict.fromkeys(_INDEX.sub("*", name_of(kernel.module)) for kernel in kernels)
             yield (
                 f"{share:.0%} of the step are convolutions of images with channels last, whose channels are not a "
-                f"multiple of {ALIGNED_BYTES} bytes ({listed(list(modules))}): they are as fast as with channels "
+                f"multiple of {ALIGNED} bytes ({listed(list(modules))}): they are as fast as with channels "
                 "first, but cuDNN has faster kernels for some, which no profile has measured"
             )
             return

@@ -23,7 +23,7 @@ from legoai.dsl.formatting.unparse import value_on_one_line
 from legoai.dsl.frontend.merge import OF_SETTING
 from legoai.dsl.frontend.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, same
+from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, holes_in, same
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared, Directive, PathRule
 from legoai.specs.directives.comm import Comm
@@ -106,7 +106,7 @@ def refusals(
             yield _refusal(node.span, seen.problem, seen.others)
     for statement in found.statements if complete else ():
         if not isinstance(statement, Let):
-            for node in _autos(statement):
+            for node in holes_in(statement):
                 if node.span not in found.scope.asked:
                     yield _refusal(node.span, "this hole is in a place where none is searched")
 
@@ -393,14 +393,6 @@ def _path_of(uses: Sequence[Use], node: Auto) -> str | None:
 def _rule_at(owner: Directive, span: Span) -> PathRule[Any]:
     """Return the rule of a statement whose treatment is the hole at ``span``."""
     return next(rule for rule in owner.rules if isinstance(rule.treatment, Hole) and rule.treatment.span == span)
-
-
-def _autos(node: Node) -> Iterator[Auto]:
-    if isinstance(node, Auto):
-        yield node
-        return
-    for child in children(node):
-        yield from _autos(child)
 
 
 def value_of(text: str) -> Value:

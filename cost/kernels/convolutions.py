@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
-from legoai.cost.kernels.kinds import Consecutive, Movement, Product
+from legoai.cost.kernels.kinds import ALIGNED, Consecutive, Movement, Product
 from legoai.cost.trace.records import Kernel, TensorType
 from legoai.specs.dtypes import ITEM_BYTES
 
@@ -23,8 +23,6 @@ Direction = Literal["forward", "input", "weight"]
 _CORE_CHANNELS: Final = 16
 """Channels of a group below which no product of tensor cores is full: those of one instruction, `mma.m16n8k16`. Groups
 of a single channel have kernels of PyTorch's own (`_select_conv_backend` of ATen/native/Convolution.cpp)."""
-ALIGNED_BYTES: Final = 16
-"""Of the channels of one position, in multiples of which tensor cores are used."""
 _ALIGNED_POSITIONS: Final = 8
 """Multiples of positions with which a filter of one element is a product of the operands as they are."""
 _SHARES: Final[Mapping[tuple[ConvolutionClass, Direction], float]] = {
@@ -104,7 +102,7 @@ def _class_of(one: _Convolution) -> ConvolutionClass:
     channels, filters = one.weight.shape[1], one.weight.shape[0] // one.groups
     if one.groups > 1 and min(channels, filters) < _CORE_CHANNELS:
         return "depthwise" if channels == 1 else "narrow"
-    aligned = ALIGNED_BYTES // ITEM_BYTES[one.weight.dtype]
+    aligned = ALIGNED // ITEM_BYTES[one.weight.dtype]
     return "unaligned" if channels % aligned or filters % aligned else "product"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes, with_line_ends_of
 from legoai.dsl.frontend import solved
 from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.syntax import Auto, Let, Node, PlanFile, Require, SolvedLine, Statement, children
+from legoai.dsl.frontend.syntax import Auto, Let, PlanFile, Require, SolvedLine, Statement, holes_in
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span
 
@@ -19,7 +19,7 @@ class EditError(ValueError):
 def holes(file: PlanFile) -> Iterator[Auto]:
     """Yield every `auto` of the file, with an answer or without, in the order of the text."""
     for statement in file.statements:
-        yield from _holes(statement)
+        yield from holes_in(statement)
 
 
 def write_answers(file: PlanFile, answers: Mapping[Span, str]) -> str:
@@ -91,14 +91,6 @@ def without_solved(file: PlanFile) -> str:
         alone = not file.text[span.end : end if end >= 0 else None].strip()
         edits.append(Edit(span._replace(end=end + 1) if alone and end >= 0 else span, ""))
     return _apply(file.text, edits)
-
-
-def _holes(node: Node) -> Iterator[Auto]:
-    if isinstance(node, Auto):
-        yield node
-        return
-    for child in children(node):
-        yield from _holes(child)
 
 
 def _chosen(file: PlanFile, spans: Collection[Span]) -> list[Auto]:

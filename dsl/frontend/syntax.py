@@ -228,6 +228,15 @@ def children(node: Node) -> Iterator[Node]:
                 yield item  # type: ignore[misc]
 
 
+def holes_in(node: Node) -> Iterator[Auto]:
+    """Each `auto` in a tree, with an answer or without, in the order of the text."""
+    if isinstance(node, Auto):
+        yield node
+        return
+    for child in children(node):
+        yield from holes_in(child)
+
+
 def same(left: object, right: object) -> bool:
     """Whether two trees are equal, apart from their spans and the spaces in their paths."""
     if isinstance(left, tuple) and isinstance(right, tuple) and not isinstance(left, Span):
