@@ -162,6 +162,11 @@ class OpenPlan:
         """The plan of another text in this one's place without variant and settings, as its files are now."""
         return resolve(text, self.resolution.file.name, directory=self.directory, read=self._read_now)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the plan is searched without a variant and settings."""
+        return not self._settings and self.resolution.variant is None
+
     def is_shared(self, hole: OpenHole) -> bool:
         """Whether the plan has a hole without its variant and settings too."""
         variant = self.resolution.variants.get(self.resolution.variant or "")

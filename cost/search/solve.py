@@ -135,7 +135,8 @@ class Solution:
         Args:
             choices: of the candidate.
             pinned: write plain values in the place of the holes that were searched, and no line of the solver.
-            record: write the solver's line; else one that the plan has stays where it is of these answers.
+            record: write the solver's line, if the plan was searched without variant and settings, with which its
+                answers may be others; else one that the plan has stays where it is of these answers.
         """
         file = self.plan.resolution.file
         answers = {
@@ -152,7 +153,7 @@ class Solution:
                 if before.span in searched and hole.answer is not None
             ]
             return edit.without_solved(_file(edit.pin(written, spans), file.name))
-        if not record or self.best is None:
+        if not record or self.best is None or not self.plan.is_alone:
             alone = self.plan.alone(text)
             held = None if alone.plan is None else alone.plan.solved
             is_of_them = held is not None and held.digest == solved_digest(alone)

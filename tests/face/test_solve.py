@@ -124,6 +124,8 @@ def test_line_is_removed_where_a_variant_replaces_shared_answers(capsys: pytest.
     assert "the `solved` line of open.plan, which was of other answers, is removed" in said
     assert "solved" not in shared
     assert "LP904" not in called(capsys, "lint", "open.plan")[1]
+    solution = legoai.solve("open.plan", variant="small")
+    assert "solved" not in solution.text(solution.best.choices)
 
 
 @pytest.mark.slow

@@ -157,12 +157,11 @@ def _run(arguments: Namespace) -> int:
     if solution.best is None:
         return _unsolved(solution, source.name)
     is_same = opened.question() == question
-    record = not settings and arguments.variant is None and is_same
-    text = solution.text(solution.best.choices, pinned=arguments.pin, record=record)
+    text = solution.text(solution.best.choices, pinned=arguments.pin, record=is_same)
     if arguments.in_place and is_same and _is_as_read(source):
         assert source.rewritable is not None
         write(source.rewritable, source.content(text))
-        if settings or arguments.variant is not None:
+        if not opened.is_alone:
             _announce_replaced(solution, text, arguments)
         return 0
     if arguments.in_place:
