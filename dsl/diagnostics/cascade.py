@@ -39,7 +39,7 @@ def without_consequences(diagnostics: Iterable[Diagnostic], damaged: Sequence[Sp
     return [item for item in found if not item.code.startswith("LP2") or not _follows(item, unread, lacking)]
 
 
-_OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
+OF_THE_WHOLE: Final = ("LP703", "LP704", "LP713", "LP714")
 """Codes of consequences of most of a plan's statements together."""
 _ABOUT_THE_PLAN: Final = ("LP202", "LP215", "LP221")
 """Codes of diagnostics about a whole plan, at its first statement."""
@@ -76,7 +76,7 @@ def without_effects(
         for item in diagnostics
         if item.code < "LP3"
         or not (
-            (causes and item.code in _OF_THE_WHOLE)
+            (causes and item.code in OF_THE_WHOLE)
             or any(cause in codes for cause in _CAUSES.get(item.code, ()))
             or (item.code < "LP9" and any(wrong.overlap(label.span) for label in _places(item)))
         )

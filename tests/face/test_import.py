@@ -124,7 +124,7 @@ def test_plan_with_errors_is_printed_with_diagnostics(config: Path, capsys: pyte
         ("h100", "`h100` is not a legal value here; expected a device: `a100_sxm40`, "),
         ("h100", "; did you mean `h100_sxm`?\n"),
         ("h100_sxm\nmesh (tp = 2)", "a cluster is named as in a plan"),
-        ("h100_sxm(devices = auto in [4, 8])", "degrees are imported for a number of devices"),
+        ("h100_sxm(devices = auto in [4, 8])", "the plan is made for a number of devices"),
         ("h100_sxm # all", "a cluster is named as in a plan"),
         ("", "a cluster is named as in a plan"),
     ],

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
 COMMANDS: Final[dict[str, str]] = {
+    "new": "write a first plan of a model on a cluster, with holes that `solve` fills",
     "lint": "find mistakes in plans without running anything",
     "fmt": "lay plans out in the one canonical form",
     "explain": "explain any word of the language, or a plan's statements about one module",

@@ -11,26 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from legoai.commands import WrongUsage
+from legoai.commands.making import add_place, check_place, cluster_named, plan_name
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_output,
     announce,
     check_outputs,
     files_of,
-    output_file,
     say,
     show,
     summary,
     write,
 )
-from legoai.dsl.analysis.parallelism.mesh import number_of_devices
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_source
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.output import render
-from legoai.specs.directives.hole import Undecided
-from legoai.specs.files import is_stream
 from legoai.specs.units import counted
 
 if TYPE_CHECKING:
@@ -57,7 +54,6 @@ examples:
   legoai import debug_model.toml --cluster 'cpu(devices=8)' --json     the plan and all reasons, for a program
 """
 
-_CLUSTER: Final = re.compile(r"\w+(?:\([^\r\n#{}]*\))?")
 _PER_HOST: Final = 8
 
 
@@ -80,16 +76,7 @@ def configure(parser: ArgumentParser) -> None:
         metavar="CLUSTER",
         help="the devices, as a plan's `cluster` says them (default: H100s, as many as the degrees make, or 8)",
     )
-    parser.add_argument("--name", metavar="NAME", help="the plan's name (default: that of the file)")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_file,
-        default=STANDARD_OUTPUT,
-        help="write the plan to this file (default: -, standard output)",
-    )
-    parser.add_argument("--force", action="store_true", help="with -o, replace a file that is there")
+    add_place(parser)
     parser.add_argument("--json", action="store_true", help="print the plan and all that is said of it as JSON")
     add_output(parser)
 
@@ -97,10 +84,7 @@ def configure(parser: ArgumentParser) -> None:
 def run(arguments: Namespace) -> int:
     """Import; returns 1 where no plan is made, or it does not state all of the config, or has errors."""
     output: Path = arguments.output
-    if arguments.force and output == STANDARD_OUTPUT:
-        raise WrongUsage("--force replaces the file of -o, and without one the plan goes to standard output")
-    if output != STANDARD_OUTPUT and output.exists() and not is_stream(output) and not arguments.force:
-        raise WrongUsage(f"{output} is there already; --force replaces it")
+    check_place(arguments)
     try:
         source = read_source(arguments.file)
     except UnreadableError as error:
@@ -112,7 +96,7 @@ def run(arguments: Namespace) -> int:
     is_python = source.path is not None and source.path.suffix == ".py"
     if arguments.config is not None and not is_python:
         raise WrongUsage("--config names a function of a Python file")
-    name = _plan_name(arguments.name, source, output, arguments.config)
+    name = plan_name(arguments.name, output, arguments.config or (source.path or Path("imported")).stem)
     cluster, devices = _cluster(arguments.cluster, lambda: _read(source, arguments))
     from legoai.dsl.importing.translation import translated
 
@@ -151,21 +135,6 @@ def _read(source: Source, arguments: Namespace) -> Config:
     return read_config(source.text, source.name, settings)
 
 
-def _plan_name(given: str | None, source: Source, output: Path, function: str | None) -> str:
-    """The given name, or that of the file or function, as a word of the language.
-
-    Raises:
-        WrongUsage: the given name is no such word.
-    """
-    if given is not None:
-        if not re.fullmatch(r"[A-Za-z_]\w*", given, re.ASCII):
-            raise WrongUsage(f"a plan's name is a word of letters, digits and `_`, not `{given}`")
-        return given
-    stem = output.stem if output != STANDARD_OUTPUT else function or (source.path or Path("imported")).stem
-    word = re.sub(r"\W", "_", stem, flags=re.ASCII)
-    return word if re.match(r"[A-Za-z_]", word) else f"plan_{word}"
-
-
 def _cluster(given: str | None, read: Callable[[], Config]) -> tuple[str, int]:
     """The value of the plan's `cluster`, and its devices.
 
@@ -178,10 +147,7 @@ def _cluster(given: str | None, read: Callable[[], Config]) -> tuple[str, int]:
         config = read()
         devices = (None if config.has_errors else devices_of(config)) or _PER_HOST
         return _usual(devices), devices
-    text = given.strip()
-    if not _CLUSTER.fullmatch(text):
-        raise WrongUsage(f"a cluster is named as in a plan, such as 'h100_sxm(hosts = 8, fabric = …)', not {given!r}")
-    return text, _devices(text)
+    return cluster_named(given)
 
 
 def _usual(devices: int) -> str:
@@ -195,27 +161,6 @@ def _usual(devices: int) -> str:
             f"the degrees make {devices} devices, which fill no hosts of {_PER_HOST}: name them by --cluster"
         )
     return f"h100_sxm(hosts = {devices // _PER_HOST}, fabric = infiniband_ndr)"
-
-
-def _devices(cluster: str) -> int:
-    """The number of devices of a cluster.
-
-    Raises:
-        WrongUsage: it is no cluster.
-    """
-    text = f'plan devices\nmodel llama3("tiny")\ncluster {cluster}\nmesh (dp_shard = rest)\n'
-    text += "batch (global = 1, micro = 1, seq_len = 1)\n"
-    linted = lint(text, "--cluster", directory=Path())
-    analysis = linted.analysis
-    wrong = [item for item in errors_of(linted.diagnostics) if item.label.span.line == 3]
-    try:
-        devices = None if wrong or analysis is None else number_of_devices(analysis)
-    except Undecided:
-        raise WrongUsage(f"--cluster {cluster}: degrees are imported for a number of devices: name it") from None
-    if devices is None:
-        said = [wrong[0].message, *reversed(wrong[0].help)] if wrong else ["this is no cluster"]
-        raise WrongUsage(f"--cluster {cluster}: {'; '.join(said)}")
-    return devices
 
 
 def _linted(text: str, name: str) -> tuple[Sequence[Diagnostic], dict[str, PlanFile]]:
