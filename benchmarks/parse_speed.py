@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.lint import lint
 from legoai.specs.directives.model import FOREIGN
 

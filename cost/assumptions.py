@@ -17,9 +17,9 @@ from legoai.cost.trace.segments import Instance, Item, Segment
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import ramp_stages
 from legoai.dsl.analysis.blocks import general
+from legoai.dsl.analysis.compilation.graph_breaks import first_graph_break
 from legoai.dsl.analysis.computation.compile import AUTOTUNED
 from legoai.dsl.analysis.facts import listed, name_of
-from legoai.dsl.analysis.graph_breaks import first_graph_break
 from legoai.dsl.analysis.magnitudes.bounds import unaligned_layers, unaligned_vocabulary
 from legoai.dsl.analysis.offload import offloads_some
 from legoai.dsl.analysis.parallelism.float8 import converted_layers

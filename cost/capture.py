@@ -39,7 +39,7 @@ from legoai.cost.trace.garbage import uncollected
 from legoai.cost.trace.records import Mark
 from legoai.cost.trace.segments import Instance, Item
 from legoai.cost.trace.trace import Trace, records_of
-from legoai.dsl.analysis.repeated_blocks import BlockClasses
+from legoai.dsl.analysis.repetition.repeated_blocks import BlockClasses
 from legoai.lowering.graph.measurement.profile import on_simulated
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.lowering.program import Program

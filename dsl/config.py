@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, suppressible
+from legoai.dsl.frontend.parsing.suppress import NEVER_ACCEPTED, suppressible
 from legoai.specs.files import MOST_TEXT, RefusedFileError, read_file
 
 

@@ -20,9 +20,9 @@ from legoai.dsl.analysis.domains import (
 from legoai.dsl.diagnostics.codes.lowering import HoleNotSearched
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting.unparse import value_on_one_line
-from legoai.dsl.frontend.merge import OF_SETTING
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
+from legoai.dsl.frontend.statements.merge import OF_SETTING
 from legoai.dsl.frontend.syntax import Auto, Let, ListValue, Name, Node, Statement, Value, children, holes_in, same
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared, Directive, PathRule

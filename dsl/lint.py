@@ -14,9 +14,9 @@ from legoai.dsl.analysis.parallelism.graph import traces
 from legoai.dsl.diagnostics.cascade import Spans, is_cause, without_effects
 from legoai.dsl.diagnostics.codes.names import FactoryNotRun, NoSuchPath, WrongDomain
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend import suppress
-from legoai.dsl.frontend.merge import Reads
+from legoai.dsl.frontend.parsing import suppress
 from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.statements.merge import Reads
 from legoai.dsl.frontend.syntax import Let, PlanFile
 from legoai.dsl.rules import checks, checks_for_errors
 from legoai.dsl.rules.base import Check

@@ -12,8 +12,8 @@ from legoai.dsl.analysis.question import solved_digest
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.frontend.files.sources import read_base
 from legoai.dsl.frontend.kept import Kept
-from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.statements.merge import Reads
 from legoai.dsl.frontend.syntax import Value
 from legoai.dsl.holes import OpenHole, all_open, open_holes, refusals, uses_of, value_of
 from legoai.dsl.lint import Announce, Linted, errors, manifest_of

@@ -9,8 +9,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.styles import open_paths
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes
 from legoai.dsl.formatting.unedited import Unedited
-from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.paths import pattern
+from legoai.dsl.frontend.statements.merge import Reads
 from legoai.dsl.frontend.syntax import Auto, Statement, Variant
 from legoai.dsl.holes import chooses_styles, place_of_rules
 from legoai.dsl.lint import Announce, Linted, lint

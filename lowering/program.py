@@ -12,7 +12,7 @@ from typing import Final
 import legoai
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.graph import is_traced
-from legoai.dsl.analysis.repeated_blocks import BlockClasses, block_classes, look_ahead
+from legoai.dsl.analysis.repetition.repeated_blocks import BlockClasses, block_classes, look_ahead
 from legoai.dsl.analysis.support import unsupported
 from legoai.dsl.diagnostics.codes.lowering import UndecidedHole
 from legoai.dsl.diagnostics.codes.names import ModelUnavailable

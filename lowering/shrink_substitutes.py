@@ -7,7 +7,7 @@ from typing import Any, Final
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.parallelism.graph import traces, unshards_selectively
-from legoai.dsl.analysis.schedule import warmup_steps
+from legoai.dsl.analysis.training.schedule import warmup_steps
 from legoai.lowering.shrink_rules import changed, of_statement, with_rules
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.cluster import ClusterUse

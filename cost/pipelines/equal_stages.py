@@ -14,7 +14,7 @@ from torch import nn
 from legoai.cost.replay.blocks import are_equal
 from legoai.cost.simulated.program import trainer_of
 from legoai.cost.simulated.unfilled import built_unfilled
-from legoai.dsl.analysis.repeated_blocks import BlockClasses
+from legoai.dsl.analysis.repetition.repeated_blocks import BlockClasses
 from legoai.lowering.program import Program
 from legoai.runtime.torch_internals.compiler.dynamo import without_dynamo
 

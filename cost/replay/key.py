@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from legoai.cost.code_state import SIMULATION, state_of_code
 from legoai.cost.replay.file import FORMAT
 from legoai.cost.replay.repeated_blocks import TAKEN, runs_of
-from legoai.dsl.analysis.repeated_blocks import BlockClasses
+from legoai.dsl.analysis.repetition.repeated_blocks import BlockClasses
 from legoai.specs.cluster import Device
 from legoai.specs.models.manifests.block_list import BlockList
 

@@ -13,8 +13,8 @@ from legoai.cost.trace.records import LOSS, Collective, Phase
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import of_innermost
-from legoai.dsl.analysis.optimizer import muon_parameters
 from legoai.dsl.analysis.parallelism.experts import axes_of_experts
+from legoai.dsl.analysis.training.optimizer import muon_parameters
 from legoai.dsl.reporting.explain import place
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.mesh import DATA_AXES

@@ -14,9 +14,9 @@ from legoai.cost.report.causes import Cause, Causes
 from legoai.cost.timing.breakdown import pattern_of
 from legoai.cost.trace.records import PART_OF, Collective, Copy, HostKernel, Kernel
 from legoai.cost.trace.segments import Instance
+from legoai.dsl.analysis.compilation.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.facts import grouped, listed, of_innermost
-from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.diagnostics.codes.budgets import OperatorNotCalled
 from legoai.dsl.diagnostics.diagnostic import Diagnostic

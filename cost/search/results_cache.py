@@ -20,7 +20,7 @@ from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.evaluation.figures_cache import read_checked, state_file, write_checked
 from legoai.cost.search.joint.decision import JointAnswers, Tried
 from legoai.cost.search.result import SearchResult
-from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.parsing.suppress import suppressions
 from legoai.dsl.frontend.syntax import SolvedLine
 from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import installed

@@ -30,7 +30,7 @@ from legoai.dsl.diagnostics.codes.budgets import OutOfMemory, RequirementsConfli
 from legoai.dsl.diagnostics.codes.lowering import NoLegalAnswers
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.formatting import edit
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.open_plan import OpenPlan
 from legoai.runtime.linear_program import SolverFailedError, SolverMissingError

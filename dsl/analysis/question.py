@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import Auto, Binary, Name, Negation, Node, Number, children
+from legoai.dsl.frontend.values.scope import Scope
 
 if TYPE_CHECKING:
     from legoai.dsl.frontend.resolve import Resolution

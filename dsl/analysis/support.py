@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from legoai.dsl.analysis import batch, loss, model, offload, optimizer
+from legoai.dsl.analysis import batch, model, offload
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.communication import comm
 from legoai.dsl.analysis.computation import attention, checkpoint, precision
 from legoai.dsl.analysis.parallelism import context, crossings, experts, float8, graph, overlap, shard
+from legoai.dsl.analysis.training import loss, optimizer
 from legoai.dsl.analysis.unsupported import Unsupported
 from legoai.dsl.diagnostics.codes.lowering import NotLowered
 from legoai.dsl.diagnostics.diagnostic import Diagnostic

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
-from legoai.dsl.analysis.optimizer import muon_parameters
+from legoai.dsl.analysis.training.optimizer import muon_parameters
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.directives.optimizer import Sgd

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.computation.attention import attention_modules
 from legoai.dsl.analysis.computation.checkpoint import (
     keeps_random_state,
@@ -16,7 +17,6 @@ from legoai.dsl.analysis.computation.checkpoint import (
 )
 from legoai.dsl.analysis.computation.precision import batch_norms
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.stages.pipeline import is_staged, stages_of_ranks
 from legoai.specs.directives.compile import Inductor
 from legoai.specs.directives.hole import Hole, Undecided

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, apply_fixes, with_line_ends_of
 from legoai.dsl.frontend import solved
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import Auto, Let, PlanFile, Require, SolvedLine, Statement, holes_in
 from legoai.specs.plan import Solved
 from legoai.specs.span import Span

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from legoai.dsl.formatting.unparse import format_plan
-from legoai.dsl.frontend.arguments import Reader, flag_of
-from legoai.dsl.frontend.layouts import layout_named, with_rules
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import Resolution
+from legoai.dsl.frontend.statements.layouts import layout_named, with_rules
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Argument,
@@ -31,6 +30,7 @@ from legoai.dsl.frontend.syntax import (
     Variant,
     children,
 )
+from legoai.dsl.frontend.values.arguments import Reader, flag_of
 from legoai.specs.directives import DEFAULTED, FAMILIES, family
 from legoai.specs.directives import kinds as kind_of
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment

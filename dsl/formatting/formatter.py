@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.unparse import format_plan
-from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.parsing.parse import parse
+from legoai.dsl.frontend.parsing.suppress import suppressions
 from legoai.dsl.frontend.syntax import AnyStatement, Node, PlanFile, children, same
 
 

@@ -20,17 +20,15 @@ from legoai.dsl.diagnostics.codes.statements import (
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import option_elsewhere, suggestion, translation
 from legoai.dsl.frontend import solved
-from legoai.dsl.frontend.effective_statements import merged
 from legoai.dsl.frontend.files.contents import with_files
 from legoai.dsl.frontend.files.sources import read_base
 from legoai.dsl.frontend.kept import Inputs, Kept
-from legoai.dsl.frontend.layouts import layout_named, with_rules
-from legoai.dsl.frontend.likeness import bounded_twice
-from legoai.dsl.frontend.merge import Reads, head_of
-from legoai.dsl.frontend.parse import KEYWORDS
-from legoai.dsl.frontend.rest import with_rest
-from legoai.dsl.frontend.scope import MEASURES, Answers, Scope, is_function
-from legoai.dsl.frontend.statement import EXAMPLES, StatementReader
+from legoai.dsl.frontend.parsing.parse import KEYWORDS
+from legoai.dsl.frontend.statements.effective_statements import merged
+from legoai.dsl.frontend.statements.layouts import layout_named, with_rules
+from legoai.dsl.frontend.statements.likeness import bounded_twice
+from legoai.dsl.frontend.statements.merge import Reads, head_of
+from legoai.dsl.frontend.statements.statement import EXAMPLES, StatementReader
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Auto,
@@ -44,6 +42,8 @@ from legoai.dsl.frontend.syntax import (
     Statement,
     Variant,
 )
+from legoai.dsl.frontend.values.rest import with_rest
+from legoai.dsl.frontend.values.scope import MEASURES, Answers, Scope, is_function
 from legoai.specs.directives import DEFAULTED, FAMILIES, REQUIRED, family
 from legoai.specs.directives.base import Directive
 from legoai.specs.directives.cluster import ClusterUse
@@ -256,7 +256,7 @@ class _Resolver:
 
     def _let(self, statement: Let) -> None:
         """Report a `let` with a name of the language, or with an invalid value, even if it is unused."""
-        from legoai.dsl.frontend.reserved import reserved_names
+        from legoai.dsl.frontend.values.reserved import reserved_names
 
         if statement.name.text in reserved_names():
             keyword = reserved_names()[statement.name.text]

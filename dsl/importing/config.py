@@ -13,7 +13,7 @@ from typing import Any, Final
 from legoai.dsl.diagnostics.codes.importing import BrokenConfig, ConfigValue, UnknownConfigKey
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.merge import OF_SETTING
+from legoai.dsl.frontend.statements.merge import OF_SETTING
 from legoai.dsl.frontend.text import Lines
 from legoai.dsl.importing.formats import AUGUST_2026, DECEMBER_2024, JANUARY_2026, Format
 from legoai.dsl.importing.keys import BEFORE_MARCH_2025, RENAMED, Key, Type, Value

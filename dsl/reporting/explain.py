@@ -9,9 +9,9 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.optimizer import parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import resharding
 from legoai.dsl.analysis.stages.pipeline import first_modules, split_points, stage_count, stages_of_ranks
+from legoai.dsl.analysis.training.optimizer import parameter_rules
 from legoai.dsl.diagnostics.suggestion import suggestion
 from legoai.dsl.frontend.paths import ROOT, PathError, pattern
 from legoai.dsl.reporting.reference import value_text

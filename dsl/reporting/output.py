@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Severity
 from legoai.dsl.frontend.files.project import repository_root
-from legoai.dsl.frontend.merge import OF_SETTING
+from legoai.dsl.frontend.statements.merge import OF_SETTING
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.frontend.text import Lines
 from legoai.dsl.reporting.snippets import Mark, Paint, Style, draw

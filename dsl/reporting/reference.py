@@ -13,7 +13,7 @@ from typing import Any, Final
 from legoai.dsl.diagnostics.examples import EXAMPLES
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.vocabulary import torchtitan
-from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
+from legoai.dsl.frontend.parsing.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import MISSING, Calls, Declared, Directive, Option, Treatment, describe

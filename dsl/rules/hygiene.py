@@ -13,10 +13,10 @@ from legoai.dsl.diagnostics.codes.statements import CannotExtend
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.rule import Rule
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.likeness import likeness
+from legoai.dsl.frontend.parsing.suppress import NEVER_ACCEPTED, Malformed, Suppression
 from legoai.dsl.frontend.paths import pattern
 from legoai.dsl.frontend.resolve import Resolution
-from legoai.dsl.frontend.suppress import NEVER_ACCEPTED, Malformed, Suppression
+from legoai.dsl.frontend.statements.likeness import likeness
 from legoai.dsl.frontend.syntax import Let, Name, Statement, Variant
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import Divided, PathRule, Staged

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.precision import autocast_dtype
 from legoai.dsl.analysis.facts import grouped, holders, name_of
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, has_own_parameters

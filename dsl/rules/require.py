@@ -7,8 +7,8 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import each_rule
-from legoai.dsl.analysis.loss import pieces_of_last_layer
 from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
+from legoai.dsl.analysis.training.loss import pieces_of_last_layer
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import KeepAll

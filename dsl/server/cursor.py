@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
-from legoai.dsl.frontend.parse import chunks
+from legoai.dsl.frontend.parsing.parse import chunks
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.directives.kinds import Kind, ListOf, parts_of

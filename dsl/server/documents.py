@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote, urlsplit
 from legoai.dsl.config import Configuration, ConfigurationError, find_configuration, reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.frontend.files.sources import UnreadableError, decoded, read_base
-from legoai.dsl.frontend.parse import Parsed, parse
+from legoai.dsl.frontend.parsing.parse import Parsed, parse
 from legoai.dsl.frontend.syntax import PlanFile, Statement, String
 from legoai.dsl.lint import Announce, Factories, Linted, lint
 from legoai.dsl.server.positions import Positions

@@ -9,14 +9,14 @@ from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.server.actions import FIX_ALL, KINDS, RUN_FACTORY, actions, fix_all, wanted
-from legoai.dsl.server.completion import TRIGGERS, completion, documented
 from legoai.dsl.server.costs import CostCommand
-from legoai.dsl.server.highlighting import LEGEND, semantic_tokens
-from legoai.dsl.server.hover import hover
-from legoai.dsl.server.navigation import CannotRenameError, definition, references, renameable, renamed
-from legoai.dsl.server.outline import folds, symbols
 from legoai.dsl.server.positions import replacement
+from legoai.dsl.server.requests.actions import FIX_ALL, KINDS, RUN_FACTORY, actions, fix_all, wanted
+from legoai.dsl.server.requests.completion import TRIGGERS, completion, documented
+from legoai.dsl.server.requests.highlighting import LEGEND, semantic_tokens
+from legoai.dsl.server.requests.hover import hover
+from legoai.dsl.server.requests.navigation import CannotRenameError, definition, references, renameable, renamed
+from legoai.dsl.server.requests.outline import folds, symbols
 from legoai.dsl.server.server import PlanServer
 
 _WATCHED: Final = ("**/*.plan", "**/pyproject.toml", "**/*.py")

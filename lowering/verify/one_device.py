@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from legoai.dsl.analysis.batch import global_batch_at
-from legoai.dsl.analysis.optimizer import closest_rules, muon_constants, own_constants
-from legoai.dsl.analysis.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
+from legoai.dsl.analysis.training.optimizer import closest_rules, muon_constants, own_constants
+from legoai.dsl.analysis.training.schedule import decay_shape, decay_steps, floor_share, stable_steps, warmup_steps
 from legoai.dsl.frontend.paths import Paths
 from legoai.lowering.verify.compare import InitialDifference, unlike
 from legoai.lowering.verify.rates import steps_of_schedule

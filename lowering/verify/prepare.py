@@ -12,7 +12,7 @@ from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.analysis.parallelism.graph import unshards_selectively
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend import suppress
+from legoai.dsl.frontend.parsing import suppress
 from legoai.dsl.lint import Linted, check
 from legoai.lowering.program import LoweringError, Program, check_decided, lower, unavailable
 from legoai.lowering.shrink import MAX_RANKS, Shrunken, shrink

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.schedule import decay_steps, stable_steps, warmup_steps
+from legoai.dsl.analysis.training.schedule import decay_steps, stable_steps, warmup_steps
 from legoai.runtime.initialize import plain_path
 from legoai.runtime.training.state import Training
 from legoai.specs.directives.schedule import Schedule

@@ -1,7 +1,7 @@
 """Kinds of values, with which every option, subject and treatment is declared.
 
 A kind defines which values are legal, and describes them for messages. Reading a value from a plan's text is done by
-``legoai.dsl.frontend.coerce``; nothing here depends on the syntax.
+``legoai.dsl.frontend.values.coerce``; nothing here depends on the syntax.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from legoai.commands import COMMANDS, parser_of
 from legoai.cost import words
 from legoai.cost.trace.records import Phase
 from legoai.dsl.analysis.domains import values_of
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.reference import GROUPS, OWN_STATEMENTS, documents, keyword_page, main
 from legoai.dsl.rules import all_rules

@@ -15,7 +15,7 @@ import pytest
 
 from legoai import lint as linted
 from legoai.dsl.frontend.files import sources
-from legoai.dsl.frontend.suppress import NEVER_ACCEPTED
+from legoai.dsl.frontend.parsing.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
 from support.command_line import (
     BAD,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.suppress import suppressible
+from legoai.dsl.frontend.parsing.suppress import suppressible
 from legoai.dsl.lint import Linted, lint
 from legoai.lowering.program import LoweringError, lower
 

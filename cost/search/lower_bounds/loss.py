@@ -11,9 +11,9 @@ from legoai.cost.search.lower_bounds.local_kernels import least_moved
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.computation.compile import compiles_only_blocks
 from legoai.dsl.analysis.computation.precision import output_bytes
-from legoai.dsl.analysis.loss import layer_of_loss, pieces_of_last_layer
 from legoai.dsl.analysis.magnitudes.bounds import local_logits
 from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.training.loss import layer_of_loss, pieces_of_last_layer
 from legoai.specs.directives.loss import ChunkedLoss, EagerLoss
 from legoai.specs.dtypes import DTYPE_BYTES
 

@@ -36,9 +36,9 @@ from legoai.dsl.analysis.batch import local_tokens
 from legoai.dsl.analysis.computation.attention import possible_kernels
 from legoai.dsl.analysis.computation.precision import computes_in_float8
 from legoai.dsl.analysis.facts import modules_inside
-from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.dsl.analysis.parallelism.context import parts_of_heads
 from legoai.dsl.analysis.parallelism.experts import limited_experts
+from legoai.dsl.analysis.training.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.model import FOREIGN
 from legoai.specs.models.manifests.manifest import Manifest

@@ -25,8 +25,8 @@ from legoai.cost.search.placements.program import Label, Placed, PlacementGraph,
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.parallelism.shard import Placement, placement, shard_on_tp
 from legoai.dsl.analysis.parallelism.styles import NONE
-from legoai.dsl.frontend.layouts import standard_forms
 from legoai.dsl.frontend.paths import assign
+from legoai.dsl.frontend.statements.layouts import standard_forms
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.base import PathRule
 from legoai.specs.directives.hole import Hole

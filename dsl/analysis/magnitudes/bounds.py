@@ -5,9 +5,9 @@ from __future__ import annotations
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import local_tokens, pass_micro_batches
 from legoai.dsl.analysis.computation.precision import computes_in_float8, has_policy
-from legoai.dsl.analysis.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.dsl.analysis.parallelism.shard import last_module, placement, shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import stage_count
+from legoai.dsl.analysis.training.loss import layer_of_logits, pieces_of_last_layer, takes_last_layer
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.loss import EagerLoss
 from legoai.specs.directives.model import FOREIGN

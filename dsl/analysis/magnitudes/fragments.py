@@ -6,10 +6,10 @@ import math
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.optimizer import moments
 from legoai.dsl.analysis.parallelism.experts import distributed_experts, ranks_of_one_expert
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import placement
+from legoai.dsl.analysis.training.optimizer import moments
 from legoai.specs.allocator import round_block
 from legoai.specs.directives.comm import ByBytes
 from legoai.specs.dtypes import DTYPE_BYTES

@@ -12,12 +12,12 @@ from legoai.dsl.analysis.communication.comm import reduces_last
 from legoai.dsl.analysis.magnitudes.fragments import chosen_state
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters, unused_parameters
 from legoai.dsl.analysis.offload import offloads
-from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.experts import axes_of_ep
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units, owner
 from legoai.dsl.analysis.parallelism.mesh import shard_ranks
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.analysis.training.optimizer import moments, muon_parameters
 from legoai.specs.directives.layouts import Sharded
 from legoai.specs.directives.optimizer import Sgd
 from legoai.specs.directives.shard import Colwise, Rowwise

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Final
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.shard import is_never_called, last_module
-from legoai.dsl.frontend.arguments import Reader
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.paths import Paths, pattern
-from legoai.dsl.frontend.scope import Scope
 from legoai.dsl.frontend.syntax import Auto, Let
+from legoai.dsl.frontend.values.arguments import Reader
+from legoai.dsl.frontend.values.scope import Scope
 from legoai.specs.directives.base import Treatment
 from legoai.specs.directives.shard import Shard
 

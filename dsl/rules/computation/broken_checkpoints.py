@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.compiled_checkpoints import compiled_after_checkpoint
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiled_checkpoints import compiled_after_checkpoint
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.graph_breaks import break_inside, broken_checkpoints
 from legoai.dsl.analysis.facts import is_within, modules_inside, name_of
-from legoai.dsl.analysis.graph_breaks import break_inside, broken_checkpoints
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.checkpoint import Selective

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.attention import attention_modules, head_widths
 from legoai.dsl.analysis.computation.checkpoint import (
     chosen_of,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
+from legoai.dsl.analysis.compilation.graph_breaks import hooked_modules
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import WITHOUT_CUDA_GRAPHS, compiled_modules, graphs_of_gathered
 from legoai.dsl.analysis.facts import below, decided, following, grouped, holders, name_of, replacement
-from legoai.dsl.analysis.graph_breaks import hooked_modules
 from legoai.dsl.analysis.parallelism.async_tp import split_by_async_tp
 from legoai.dsl.analysis.parallelism.experts import compiled_one_by_one, dtype_of_weights
 from legoai.dsl.analysis.parallelism.graph import is_traced

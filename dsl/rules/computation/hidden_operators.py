@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.compiler_budgets import compiler_budgets
+from legoai.dsl.analysis.compilation.compiler_budgets import compiler_budgets
 from legoai.dsl.analysis.computation.checkpoint import may_draw, recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, grouped, holders, name_of

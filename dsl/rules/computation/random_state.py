@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.checkpoint import random_modules, recomputed_modules
 from legoai.dsl.analysis.facts import holders, written
 from legoai.dsl.analysis.parallelism.graph import is_traced

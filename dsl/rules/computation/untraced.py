@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
-from legoai.dsl.analysis.compiled_checkpoints import checkpoints_in_graphs, compiled_after_checkpoint
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiled_checkpoints import checkpoints_in_graphs, compiled_after_checkpoint
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, grouped, is_within, name_of, replacement
 from legoai.dsl.analysis.parallelism.graph import is_traced

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
-from legoai.dsl.analysis.optimizer import keeps_state
 from legoai.dsl.analysis.parallelism.replicate import replicas
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.analysis.training.optimizer import keeps_state
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.units import GIB

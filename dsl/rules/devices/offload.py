@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import replacement, written
 from legoai.dsl.analysis.magnitudes.fragments import state_fragments
-from legoai.dsl.analysis.optimizer import keeps_state, moments, muon_parameters
 from legoai.dsl.analysis.parallelism.graph import is_traced
+from legoai.dsl.analysis.training.optimizer import keeps_state, moments, muon_parameters
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.comm import ByBytes

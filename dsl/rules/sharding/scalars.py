@@ -9,8 +9,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import grouped, listed, written
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
-from legoai.dsl.analysis.optimizer import parameter_rules, update_of
 from legoai.dsl.analysis.parallelism.shard import placement
+from legoai.dsl.analysis.training.optimizer import parameter_rules, update_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

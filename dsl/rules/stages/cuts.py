@@ -8,8 +8,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
 from legoai.dsl.analysis.model import help_to_follow
 from legoai.dsl.analysis.parallelism.crossings import cuts
+from legoai.dsl.analysis.repetition.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.analysis.stages.pipeline import has_placeholders, split_points, stage_count
-from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 

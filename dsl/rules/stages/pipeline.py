@@ -9,8 +9,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches, pass_micro_batches, samples_at_once
 from legoai.dsl.analysis.facts import divisors, replacement
 from legoai.dsl.analysis.magnitudes.bounds import idle_share
+from legoai.dsl.analysis.repetition.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.analysis.stages.pipeline import is_staged, split_points, stage_count
-from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.dsl.rules.training.batch import batch_label, pass_label

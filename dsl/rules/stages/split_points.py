@@ -10,6 +10,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import listed, replacement, written
 from legoai.dsl.analysis.magnitudes.stage_loads import loads_of_ranks, loads_of_starts, most_even
 from legoai.dsl.analysis.model import without_tied_embeddings
+from legoai.dsl.analysis.repetition.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.analysis.stages.pipeline import (
     block_counts,
     first_modules,
@@ -18,7 +19,6 @@ from legoai.dsl.analysis.stages.pipeline import (
     split_points,
     stage_count,
 )
-from legoai.dsl.analysis.unequal_blocks import help_with_unequal_blocks
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.pipeline import Even, Pipeline

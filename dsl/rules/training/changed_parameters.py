@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from legoai.dsl.analysis.analysis import Analysis
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.replicate import replicas
 from legoai.dsl.analysis.parallelism.shard import DISTRIBUTING, placed_modules, tensor_parallel

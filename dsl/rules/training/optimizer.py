@@ -9,7 +9,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.blocks import general
 from legoai.dsl.analysis.facts import decided, listed, replacement, written
 from legoai.dsl.analysis.magnitudes.trained import untrained_parameters
-from legoai.dsl.analysis.optimizer import distributing_statement, parameter_rules, update_of
+from legoai.dsl.analysis.training.optimizer import distributing_statement, parameter_rules, update_of
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.base import walk

@@ -8,7 +8,7 @@ from typing import Any
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import decided, grouped, holders, listed, written
 from legoai.dsl.analysis.magnitudes.trained import frozen_parameters
-from legoai.dsl.analysis.optimizer import (
+from legoai.dsl.analysis.training.optimizer import (
     closest_rules,
     muon_parameters,
     parameter_rules,

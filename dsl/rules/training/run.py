@@ -8,7 +8,7 @@ from typing import Final
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
-from legoai.dsl.analysis.schedule import floor_share, run_steps, warmup_steps
+from legoai.dsl.analysis.training.schedule import floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.kinds import either_of

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.facts import written
-from legoai.dsl.analysis.schedule import decay_steps, floor_share, run_steps, warmup_steps
+from legoai.dsl.analysis.training.schedule import decay_steps, floor_share, run_steps, warmup_steps
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.rules.base import Check
 from legoai.specs.directives.schedule import Constant, Wsd

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from legoai.dsl.analysis.analysis import Analysis, is_open
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.model import synchronised_norms
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.checkpoint import keeps_random_state, stops_early
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import MODEL, BlockGroup, expression, replacement

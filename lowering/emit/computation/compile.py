@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from legoai.dsl.analysis.compiled_checkpoints import compiled_after_checkpoint
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules, compiler_budgets
+from legoai.dsl.analysis.compilation.compiled_checkpoints import compiled_after_checkpoint
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules, compiler_budgets
+from legoai.dsl.analysis.compilation.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
-from legoai.dsl.analysis.graph_breaks import effectively_compiled
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.shard import shard_on_tp, tensor_parallel
 from legoai.lowering.emit.base import Draft, Lowering, rule_note

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.shard import parallel_loss
+from legoai.dsl.analysis.training.loss import layer_of_loss
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Function, Line, Node, call, literal, quoted
 from legoai.lowering.emit.step import context

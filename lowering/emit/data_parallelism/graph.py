@@ -14,10 +14,10 @@ from legoai.dsl.analysis.communication.timed_overlap import overlaps_by_time
 from legoai.dsl.analysis.computation.checkpoint import kept_outputs
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.offload import offloads_some
-from legoai.dsl.analysis.optimizer import moments, muon_parameters
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import keeps_between_micro_batches, reorders, supports, unshards_selectively
 from legoai.dsl.analysis.stages.pipeline import is_staged, splits_backward
+from legoai.dsl.analysis.training.optimizer import moments, muon_parameters
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Line, Node, Note, call, quoted
 from legoai.specs.directives.comm import ByBytes, Proactive

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any, Final
 
-from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.overlap import overlapped
 from legoai.dsl.analysis.parallelism.shard import (
     inputs_of,
@@ -16,6 +15,7 @@ from legoai.dsl.analysis.parallelism.shard import (
     tensor_parallel,
 )
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.analysis.training.loss import layer_of_loss
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, expression
 from legoai.lowering.emit.code import Group, Item, Line, Note, Statement, call, dictionary

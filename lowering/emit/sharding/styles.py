@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.float8 import gathered_activations
 from legoai.dsl.analysis.parallelism.overlap import overlapped
 from legoai.dsl.analysis.parallelism.shard import inputs_of, outputs_of
+from legoai.dsl.analysis.training.loss import layer_of_loss
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.code import Group, Item, Node, call, dictionary, quoted, sequence
 from legoai.specs.directives.base import PathRule

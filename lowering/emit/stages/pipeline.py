@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from legoai.dsl.analysis.batch import pass_micro_batches
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.precision import has_policy
-from legoai.dsl.analysis.loss import layer_of_loss
 from legoai.dsl.analysis.parallelism.crossings import Cuts, crossing_shapes, cuts, tokens_of_rank
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.stages.orders import Order
 from legoai.dsl.analysis.stages.pipeline import has_placeholders, is_staged, order, splits_backward, stages_of_ranks
+from legoai.dsl.analysis.training.loss import layer_of_loss
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, Node, call, dictionary, literal, quoted, sequence
 from legoai.lowering.emit.computation.precision import DTYPES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from legoai.dsl.analysis.facts import grouped
-from legoai.dsl.analysis.optimizer import muon_constants, parameter_rules
 from legoai.dsl.analysis.parallelism.replicate import replica_axes, replicas
+from legoai.dsl.analysis.training.optimizer import muon_constants, parameter_rules
 from legoai.lowering.emit.base import Draft, Lowering, rule_note
 from legoai.lowering.emit.blocks import BlockGroup, block_paths, index_range
 from legoai.lowering.emit.code import Function, Group, Item, Line, Statement, call, listing, literal, quoted

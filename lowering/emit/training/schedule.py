@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from legoai.dsl.analysis.schedule import decay_shape, stable_steps, warmup_steps
+from legoai.dsl.analysis.training.schedule import decay_shape, stable_steps, warmup_steps
 from legoai.lowering.emit.base import Draft, Lowering
 from legoai.lowering.emit.code import Function, Line, call, literal, quoted
 from legoai.specs.directives.schedule import Constant, Wsd

@@ -11,8 +11,8 @@ from legoai.commands.reporting import add_files, add_reporting, choice_of, plans
 from legoai.commands.shared import add_no_factories, add_resolution, examine, files_of, say, settings_of
 from legoai.dsl.config import reported
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
-from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_source
+from legoai.dsl.frontend.parsing import suppress
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.lint import Linted
 from legoai.dsl.rules.devices.profile import UnmeasuredCluster

@@ -22,8 +22,8 @@ from legoai.dsl.differences.comparison import Comparison, Side
 from legoai.dsl.frontend.files.contents import named_files
 from legoai.dsl.frontend.files.revisions import RevisionPlan, ends_of, plan_of, revision
 from legoai.dsl.frontend.files.sources import STANDARD_INPUT, UnreadableError, locate, read_base, read_source
-from legoai.dsl.frontend.merge import Reads
 from legoai.dsl.frontend.resolve import Resolution, resolve
+from legoai.dsl.frontend.statements.merge import Reads
 from legoai.dsl.lint import lint
 from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings
 from legoai.specs.cluster import CatalogueError

@@ -22,7 +22,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.codes.statements import UnknownVariant
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, errors_of
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.merge import OF_SETTING
+from legoai.dsl.frontend.statements.merge import OF_SETTING
 from legoai.dsl.rules import all_rules
 
 _CODE = re.compile(r"LP[0-9]+", re.IGNORECASE)

@@ -33,7 +33,7 @@ from legoai.commands.shared import (
     write,
 )
 from legoai.dsl.frontend.files.sources import Source, UnreadableError, read_source
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import SolvedLine
 from legoai.lowering.file_names import is_beside
 from legoai.runtime.torch_internals.cpp_warnings import without_cpp_warnings

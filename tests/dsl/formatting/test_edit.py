@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from legoai.dsl.formatting.edit import EditError, holes, pin, write_answers, write_solved
 from legoai.dsl.formatting.unparse import format_plan
 from legoai.dsl.frontend import syntax as tree
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.solved import read
 from legoai.dsl.frontend.syntax import PlanFile, same
 from legoai.specs.plan import Solved

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.formatting.expand import expand
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import Resolution, resolve
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Declared

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from legoai.dsl.formatting.formatter import FormattingError, check_format, format_text
 from legoai.dsl.formatting.unparse import LIMIT, format_plan
 from legoai.dsl.frontend import syntax as tree
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import same
 from support import VALID_PLANS, WORKED_PLANS
 from support import strategies as some

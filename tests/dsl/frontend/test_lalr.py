@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from legoai.dsl.frontend import lalr
+from legoai.dsl.frontend.parsing import lalr
 from legoai.specs.cache import private_cache, read_cached, without_digest
 
 TEXT = 'model llama3("tiny", n_layers = 4)\n'

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.frontend import merge
 from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.frontend.statements import merge
 from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
 from support.resolution import HEAD, codes, plan_of, resolution

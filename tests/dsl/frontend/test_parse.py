@@ -12,7 +12,7 @@ from lark import Lark
 
 from legoai.dsl.formatting.unparse import format_plan
 from legoai.dsl.frontend import syntax as tree
-from legoai.dsl.frontend.parse import Parsed, parse
+from legoai.dsl.frontend.parsing.parse import Parsed, parse
 from legoai.dsl.frontend.syntax import children, same
 from support import strategies as some
 

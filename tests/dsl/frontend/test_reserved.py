@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from legoai.dsl.frontend.reserved import reserved_names
 from legoai.dsl.frontend.resolve import resolve
+from legoai.dsl.frontend.values.reserved import reserved_names
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared
 from support.plans import HEAD

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from legoai.dsl.formatting.formatter import format_text
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import resolve
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.optimizer import AdamW

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.unparse import format_plan
 from legoai.dsl.frontend import syntax as tree
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import resolve
-from legoai.dsl.frontend.scope import Definition, Scope
+from legoai.dsl.frontend.values.scope import Definition, Scope
 from legoai.specs.units import UNITS
 from support import strategies as some
 

@@ -8,10 +8,10 @@ import pytest
 
 from legoai.dsl.fixing import fixed
 from legoai.dsl.formatting.formatter import FormattingError, check_format, format_text
-from legoai.dsl.frontend import suppress
 from legoai.dsl.frontend.files.sources import Source
-from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.parsing import suppress
+from legoai.dsl.frontend.parsing.parse import parse
+from legoai.dsl.frontend.parsing.suppress import suppressions
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from support import ROOT

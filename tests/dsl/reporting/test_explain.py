@@ -6,10 +6,10 @@ import pytest
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.arguments import Reader
-from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Scope
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import Let
+from legoai.dsl.frontend.values.arguments import Reader
+from legoai.dsl.frontend.values.scope import Scope
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting.explain import NoSuchModuleError, decisions_of, defaults_of, explain
 from legoai.dsl.reporting.reference import defaults

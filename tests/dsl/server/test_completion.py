@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from legoai.dsl.server.completion import completion
 from legoai.dsl.server.cursor import place_at, word_at
 from legoai.dsl.server.documents import Checked, Checking, Document, check, uri_of
-from legoai.dsl.server.highlighting import LEGEND, semantic_tokens
+from legoai.dsl.server.requests.completion import completion
+from legoai.dsl.server.requests.highlighting import LEGEND, semantic_tokens
 from legoai.specs.directives import FAMILIES, family
 from support import ROOT, TESTS, VALID_PLANS, WORKED_PLANS
 from support.command_line import GOOD

@@ -11,9 +11,9 @@ from lsprotocol import types
 from legoai.dsl.config import Configuration
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
 from legoai.dsl.lint import lint
-from legoai.dsl.server.actions import actions
 from legoai.dsl.server.documents import Checked, Checking, Document, check, uri_of
 from legoai.dsl.server.published import SEVERITIES, published
+from legoai.dsl.server.requests.actions import actions
 from support import ROOT, TESTS, VALID_PLANS, WORKED_PLANS
 from support.language_client import applied
 

@@ -13,9 +13,8 @@ from legoai.dsl.diagnostics.codes import statements as rules
 from legoai.dsl.diagnostics.codes.names import UnknownLet
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
 from legoai.dsl.diagnostics.suggestion import suggestion
-from legoai.dsl.frontend.likeness import likeness, with_dimensions
-from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.scope import Definition
+from legoai.dsl.frontend.parsing.parse import parse
+from legoai.dsl.frontend.statements.likeness import likeness, with_dimensions
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Arguments,
@@ -29,6 +28,7 @@ from legoai.dsl.frontend.syntax import (
     Variant,
     same,
 )
+from legoai.dsl.frontend.values.scope import Definition
 from legoai.specs.directives import FAMILIES, REQUIRED, family
 from legoai.specs.record import replace
 from legoai.specs.span import Span

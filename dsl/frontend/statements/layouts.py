@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.arguments import Reader
-from legoai.dsl.frontend.merge import nothing_to_unset, takes_away
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
+from legoai.dsl.frontend.statements.merge import nothing_to_unset, takes_away
 from legoai.dsl.frontend.syntax import Argument, Block, Name, RuleLine, Statement
+from legoai.dsl.frontend.values.arguments import Reader
 from legoai.specs.directives.base import Directive, Treatment
 from legoai.specs.directives.hole import Hole
 from legoai.specs.record import Record, replace

@@ -8,16 +8,16 @@ from typing import TypeAlias
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
 from legoai.dsl.analysis.communication.comm import prefetching_units, unit_buckets
+from legoai.dsl.analysis.compilation.graph_breaks import break_inside, effectively_compiled
 from legoai.dsl.analysis.computation.checkpoint import recomputed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, following, is_within
-from legoai.dsl.analysis.graph_breaks import break_inside, effectively_compiled
-from legoai.dsl.analysis.optimizer import muon_parameters, parameter_rules
 from legoai.dsl.analysis.parallelism.fsdp import fsdp_units
 from legoai.dsl.analysis.parallelism.graph import is_traced
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
-from legoai.dsl.analysis.passages import passages
+from legoai.dsl.analysis.repetition.passages import passages
 from legoai.dsl.analysis.stages.pipeline import is_staged
+from legoai.dsl.analysis.training.optimizer import muon_parameters, parameter_rules
 from legoai.specs.directives.comm import Units
 from legoai.specs.directives.compile import Inductor
 from legoai.specs.directives.precision import Float8, MxFp8

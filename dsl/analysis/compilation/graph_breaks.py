@@ -7,7 +7,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.compiled_checkpoints import checkpoints_in_graphs, compiled_after_checkpoint
+from legoai.dsl.analysis.compilation.compiled_checkpoints import checkpoints_in_graphs, compiled_after_checkpoint
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import below, holders, is_within
 from legoai.dsl.analysis.parallelism.experts import changed_experts

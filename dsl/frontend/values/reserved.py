@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Final
 
-from legoai.dsl.frontend.scope import FUNCTIONS
+from legoai.dsl.frontend.values.scope import FUNCTIONS
 from legoai.specs.directives import FAMILIES, family, kinds
 from legoai.specs.directives.base import Calls, Declared
 

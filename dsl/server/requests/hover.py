@@ -12,18 +12,18 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.formatting.edit import holes
 from legoai.dsl.formatting.expand import written_out
 from legoai.dsl.formatting.unparse import value_on_one_line
-from legoai.dsl.frontend.ranges import resolved_path
-from legoai.dsl.frontend.suppress import suppressions
+from legoai.dsl.frontend.parsing.suppress import suppressions
 from legoai.dsl.frontend.syntax import Let, ListValue, PathText, PlanFile, Range, Statement
+from legoai.dsl.frontend.values.ranges import resolved_path
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.explain import explain
 from legoai.dsl.rules import rule_of
-from legoai.dsl.server.completion import manifest_of
 from legoai.dsl.server.cursor import Place, word_at
 from legoai.dsl.server.documents import Checked, Checking, Document
-from legoai.dsl.server.module_paths import matching
-from legoai.dsl.server.navigation import use_at
-from legoai.dsl.server.pages import owner_of, page_at, page_of_option
+from legoai.dsl.server.requests.completion import manifest_of
+from legoai.dsl.server.requests.module_paths import matching
+from legoai.dsl.server.requests.navigation import use_at
+from legoai.dsl.server.requests.pages import owner_of, page_at, page_of_option
 from legoai.specs.directives import FAMILIES, family
 
 _SHOWN: Final = 6

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from lsprotocol import types
 
-from legoai.dsl.frontend.merge import head_of
+from legoai.dsl.frontend.statements.merge import head_of
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Node, Require, SolvedLine, Statement, Unset, Variant, children
 from legoai.dsl.server.documents import Document
 from legoai.specs.record import Record

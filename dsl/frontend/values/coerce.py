@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix, Label
 from legoai.dsl.diagnostics.suggestion import suggestion, translation
-from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
     Auto,
     Binary,
@@ -30,7 +29,16 @@ from legoai.dsl.frontend.syntax import (
     Value,
     children,
 )
-from legoai.dsl.frontend.values import computed, describe_value, fits, is_path_of_numbers, names_of, other_form, short
+from legoai.dsl.frontend.values.forms import (
+    computed,
+    describe_value,
+    fits,
+    is_path_of_numbers,
+    names_of,
+    other_form,
+    short,
+)
+from legoai.dsl.frontend.values.scope import Scope, is_function
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls
 from legoai.specs.directives.hole import Hole

@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from legoai.dsl.diagnostics.suggestion import closest
-from legoai.dsl.frontend.scope import is_function
 from legoai.dsl.frontend.syntax import Auto, Boolean, Call, ListValue, Name, Number, String, Value
+from legoai.dsl.frontend.values.scope import is_function
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls
 from legoai.specs.units import UNITS

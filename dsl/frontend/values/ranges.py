@@ -8,10 +8,10 @@ from typing import Final
 
 from legoai.dsl.diagnostics.codes.syntax import MalformedPath
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.paths import FOREIGN_RANGE, PathError, pattern
-from legoai.dsl.frontend.scope import MEASURES, Scope
 from legoai.dsl.frontend.syntax import Let, PathText, Value
+from legoai.dsl.frontend.values.scope import MEASURES, Scope
 from legoai.specs.record import replace
 from legoai.specs.span import Span
 

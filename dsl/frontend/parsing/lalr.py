@@ -34,7 +34,7 @@ def grammar() -> Lark:
 
     lark's own cache has no digest of the tables: with another byte in them, they would read another language.
     """
-    text = Path(__file__).parents[1].joinpath("grammar", "plan.lark").read_text(encoding="utf-8")
+    text = Path(__file__).parents[2].joinpath("grammar", "plan.lark").read_text(encoding="utf-8")
     directory = private_cache("grammar")
     file = None if directory is None else directory / "plan.parser"
     options: dict[str, Any] = {"parser": "lalr", "lexer": "contextual", "propagate_positions": False,

@@ -7,7 +7,7 @@ from typing import Final
 
 from lsprotocol import types
 
-from legoai.dsl.frontend.parse import KEYWORDS
+from legoai.dsl.frontend.parsing.parse import KEYWORDS
 from legoai.dsl.frontend.syntax import Let
 from legoai.dsl.server.cursor import Part, Token, parts
 from legoai.dsl.server.documents import Document

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from legoai.dsl.frontend.files.project import plans_below
-from legoai.dsl.frontend.parse import parse
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import PlanFile
 from legoai.dsl.server.documents import Checked, Checking, extended, place_of
 

@@ -11,8 +11,8 @@ from lark.utils import TextSlice
 
 from legoai.dsl.diagnostics.codes import syntax as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.frontend.build import Builder, NestedTooDeepError
-from legoai.dsl.frontend.lalr import grammar
+from legoai.dsl.frontend.parsing.build import Builder, NestedTooDeepError
+from legoai.dsl.frontend.parsing.lalr import grammar
 from legoai.dsl.frontend.syntax import AnyStatement, Comment, PlanFile
 from legoai.dsl.frontend.text import Lines
 from legoai.specs.record import Record

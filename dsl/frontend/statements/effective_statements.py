@@ -8,9 +8,9 @@ from typing import Final
 
 from legoai.dsl.diagnostics.codes import statements as rules
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from legoai.dsl.frontend.merge import Loader, Reads, apply_variant, definitions_of, override
-from legoai.dsl.frontend.scope import Definition
+from legoai.dsl.frontend.statements.merge import Loader, Reads, apply_variant, definitions_of, override
 from legoai.dsl.frontend.syntax import AnyStatement, PlanFile, Variant
+from legoai.dsl.frontend.values.scope import Definition
 from legoai.specs.record import Record
 from legoai.specs.span import Span
 
@@ -58,7 +58,7 @@ def merged(
     definitions = definitions_of(body, settings, loader)
     reserved: set[str] = set()
     if definitions:
-        from legoai.dsl.frontend.reserved import reserved_names
+        from legoai.dsl.frontend.values.reserved import reserved_names
 
         reserved = reserved_names().keys() & definitions.keys()
     unreadable = set(loader.unreadable())

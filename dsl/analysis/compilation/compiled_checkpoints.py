@@ -6,7 +6,7 @@ from typing import Any
 
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.caching import fact
-from legoai.dsl.analysis.compiler_budgets import checkpointed_modules
+from legoai.dsl.analysis.compilation.compiler_budgets import checkpointed_modules
 from legoai.dsl.analysis.computation.compile import compiled_modules
 from legoai.dsl.analysis.facts import holders
 from legoai.dsl.analysis.parallelism.graph import is_traced

@@ -11,9 +11,7 @@ from typing import Literal
 from lsprotocol import types
 
 from legoai.dsl.frontend.files.project import MOST_FOLDERS, TooManyFoldersError
-from legoai.dsl.frontend.parse import parse
-from legoai.dsl.frontend.ranges import ends_of, part_of
-from legoai.dsl.frontend.reserved import reserved_names
+from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import (
     AnyStatement,
     Let,
@@ -28,8 +26,10 @@ from legoai.dsl.frontend.syntax import (
     Variant,
     children,
 )
+from legoai.dsl.frontend.values.ranges import ends_of, part_of
+from legoai.dsl.frontend.values.reserved import reserved_names
 from legoai.dsl.server.documents import Checked, Checking, uri_of
-from legoai.dsl.server.relatives import relatives
+from legoai.dsl.server.requests.relatives import relatives
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.models.manifests.cache import find_module_file
 from legoai.specs.record import Record, replace

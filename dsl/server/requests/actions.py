@@ -14,7 +14,7 @@ from legoai.dsl.diagnostics.diagnostic import Diagnostic, Fix
 from legoai.dsl.fixing import fixed
 from legoai.dsl.formatting.expand import written_out
 from legoai.dsl.frontend.files.sources import Source
-from legoai.dsl.frontend.suppress import suppressible, suppressions
+from legoai.dsl.frontend.parsing.suppress import suppressible, suppressions
 from legoai.dsl.frontend.syntax import Name, Statement
 from legoai.dsl.rules.hygiene import MalformedSuppression, UnusedSuppression
 from legoai.dsl.server.documents import Checked, Checking, Document, factory_of, linted_as, uri_of

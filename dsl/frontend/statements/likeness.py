@@ -7,8 +7,8 @@ from itertools import chain
 
 from legoai.dsl.diagnostics.codes.statements import DuplicateStatement
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Label
-from legoai.dsl.frontend.scope import MEASURES, Definition, Scope
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Require, SolvedLine, Unset, Variant
+from legoai.dsl.frontend.values.scope import MEASURES, Definition, Scope
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.require import METRICS, Requirement
 from legoai.specs.record import replace

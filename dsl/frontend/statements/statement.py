@@ -9,9 +9,6 @@ from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.codes.statements import MisplacedPart
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, Edit, Fix
 from legoai.dsl.diagnostics.suggestion import closest, translation
-from legoai.dsl.frontend.arguments import Reader
-from legoai.dsl.frontend.ranges import resolved_path
-from legoai.dsl.frontend.scope import Scope, is_function
 from legoai.dsl.frontend.syntax import (
     Argument,
     Auto,
@@ -26,7 +23,10 @@ from legoai.dsl.frontend.syntax import (
     String,
     Value,
 )
-from legoai.dsl.frontend.values import names_of
+from legoai.dsl.frontend.values.arguments import Reader
+from legoai.dsl.frontend.values.forms import names_of
+from legoai.dsl.frontend.values.ranges import resolved_path
+from legoai.dsl.frontend.values.scope import Scope, is_function
 from legoai.specs.directives.base import Directive, PathRule
 from legoai.specs.directives.hole import Hole
 from legoai.specs.span import Decider, Origin, Span

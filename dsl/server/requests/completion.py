@@ -9,15 +9,15 @@ from typing import Final
 from lsprotocol import types
 
 from legoai.dsl.analysis.domains import RULES, Opening, rules_may_be_open
-from legoai.dsl.frontend.parse import KEYWORDS
-from legoai.dsl.frontend.suppress import SUPPRESSION, suppressible
+from legoai.dsl.frontend.parsing.parse import KEYWORDS
+from legoai.dsl.frontend.parsing.suppress import SUPPRESSION, suppressible
 from legoai.dsl.frontend.syntax import AnyStatement, Let, Name, Statement, Variant
-from legoai.dsl.frontend.values import names_of
+from legoai.dsl.frontend.values.forms import names_of
 from legoai.dsl.reporting.reference import OWN_STATEMENTS, treatments_in, value_text
 from legoai.dsl.server.cursor import Hole, Place, place_at
 from legoai.dsl.server.documents import Checked, Document
-from legoai.dsl.server.module_paths import divided, segments
-from legoai.dsl.server.pages import owner_of, page_at
+from legoai.dsl.server.requests.module_paths import divided, segments
+from legoai.dsl.server.requests.pages import owner_of, page_at
 from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.base import Option
 from legoai.specs.directives.kinds import REST, Boolean, Integer, Kind, ListOf, ModulePath, parts_of

@@ -8,7 +8,6 @@ from typing import Any
 from legoai.dsl.diagnostics.codes import names as rules
 from legoai.dsl.diagnostics.diagnostic import Edit, Fix, Label
 from legoai.dsl.diagnostics.suggestion import closest, option_elsewhere, translation
-from legoai.dsl.frontend.coerce import ValueReader
 from legoai.dsl.frontend.syntax import (
     Argument,
     Auto,
@@ -19,7 +18,8 @@ from legoai.dsl.frontend.syntax import (
     Value,
     children,
 )
-from legoai.dsl.frontend.values import fits, uncapitalised
+from legoai.dsl.frontend.values.coerce import ValueReader
+from legoai.dsl.frontend.values.forms import fits, uncapitalised
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Calls, Declared, Directive, Option, Treatment
 from legoai.specs.directives.hole import Hole

@@ -1,0 +1,1 @@
+"""Facts about repeated modules: lists of blocks, the passages between them, and classes of equal blocks."""

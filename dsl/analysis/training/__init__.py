@@ -1,0 +1,1 @@
+"""Facts about training: the loss, the optimizer's parameters, and the learning-rate schedule."""

@@ -1,0 +1,1 @@
+"""Parsing: a plan's text to its syntax tree."""

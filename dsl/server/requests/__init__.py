@@ -1,0 +1,1 @@
+"""Answers to editors' requests, one module per kind of request."""
