@@ -38,10 +38,10 @@ from machine import ROOT, ask, write_rows
 
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.gloo import GlooPool
-from support.meshed import TRAINING
-from support.plans import SEQUENCE_PARALLEL, errors, lowered
-from support.staged import together, train, with_fewer_passes
+from support.texts.plans import SEQUENCE_PARALLEL, errors, lowered
+from support.training.gloo import GlooPool
+from support.training.meshed import TRAINING
+from support.training.staged import together, train, with_fewer_passes
 
 RESULTS: Final = ROOT / "benchmarks" / "results" / "graph_numerics.json"
 TEXT: Final = "the same text for both of them, over and over; " * 400

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 
 from support import TESTS
-from support.gloo import GlooPool
-from support.manifests import inspected_in_this_process, manifests_computed_once
+from support.models.manifests import inspected_in_this_process, manifests_computed_once
+from support.training.gloo import GlooPool
 
 # Programs that tests start (torchrun, `python -c`, model factories) import `support` as the tests do.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))

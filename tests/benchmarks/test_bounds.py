@@ -12,7 +12,7 @@ from benchmarks.drawn_plans import drawn_family, opened
 from benchmarks import bounds as command
 from benchmarks import drawn_plans
 from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 
 def test_most_drawn_plans_are_clean_and_open():

@@ -12,8 +12,8 @@ from legoai.cost.capture import capture
 from legoai.cost.trace.records import Copy, Kernel
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.gpt import GPT
-from support.plans import lowered
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.texts.plans import lowered
 
 MEGATRON = """\
 plan megatron

@@ -23,7 +23,7 @@ from benchmarks.regret.split_steps import report as split_steps
 from benchmarks.validation.predict import simulated
 from benchmarks.validation.rows import Row
 
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 PIPELINE = """\
 plan test

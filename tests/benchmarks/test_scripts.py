@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -20,11 +20,11 @@ import pytest
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective
 from legoai.cost.trace.trace import Trace
-from support.combinations import COMBINATIONS
 from support.marks import slow_but
-from support.plans import lowered
-from support.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.combinations import COMBINATIONS
+from support.texts.plans import lowered
+from support.training.recorded import ALL_REDUCES, STEPS, Issued, run_and_record
 
 ISSUED_AS = {"permute": "all_to_all"}
 """Kinds of which torch has no collective of their own: a ring's exchange is one to a single rank."""

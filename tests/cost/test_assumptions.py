@@ -11,7 +11,7 @@ from legoai.cost.assumptions import of_kernels
 from legoai.cost.profiles import profile
 from legoai.dsl.lint import lint
 from support.marks import some_slow
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """plan small
 model gpt2("small", vocab_size = {})
@@ -87,7 +87,7 @@ def test_what_no_profile_knows_of_products_in_float8_is_assumed(recipe: str, clu
 
 
 RECURRENT = """plan small
-model python("support.recurrent:build", layer = "{}")
+model python("support.models.recurrent:build", layer = "{}")
 cluster {}
 batch (global = 8, micro = 8, seq_len = 32)
 """

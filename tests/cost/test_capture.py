@@ -15,10 +15,10 @@ from legoai.cost.simulated.device import SimulationError
 from legoai.cost.trace.records import Collective, Copy, HostWaitDevice, HostWaitStream, Kernel, Mark, WaitWork
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import chunked_cross_entropy, last_layer_cross_entropy
-from support import simulated
 from support.marks import slow_but, some_slow
-from support.simulated import steady
-from support.simulator import in_the_simulator
+from support.simulation import simulated
+from support.simulation.simulated import steady
+from support.simulation.simulator import in_the_simulator
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 HEAD = """\
 plan test

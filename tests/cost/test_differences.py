@@ -218,7 +218,7 @@ def test_factory_plans_are_simulated_each_in_its_folder(evaluations, tmp_path: P
     text = TEXT.replace('llama3("tiny", n_layers = 2)', 'python("mixing_model:build")').replace("layers.*", "blocks.*")
     for name, version in (("a", ""), ("b", "# another version\n")):
         (tmp_path / name).mkdir()
-        source = (TESTS / "support" / "factories.py").read_text(encoding="utf-8")
+        source = (TESTS / "support" / "models" / "factories.py").read_text(encoding="utf-8")
         (tmp_path / name / "mixing_model.py").write_text(source + version, encoding="utf-8")
     sides = [side(text, tmp_path / name) for name in ("a", "b")]
     comparison = Comparison(*sides)

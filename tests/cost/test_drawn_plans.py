@@ -9,10 +9,10 @@ import pytest
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.dsl.lint import Linted
 from legoai.lowering.program import lower
-from support.clean_plans import clean_plans
-from support.drawn_plans import CONFIGS
-from support.plan_parts import Called, DrawnPlan
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.texts.clean_plans import clean_plans
+from support.texts.drawn_plans import CONFIGS
+from support.texts.plan_parts import Called, DrawnPlan
 
 MOST_RANKS = 16
 NOT_CAPTURED = (

@@ -15,8 +15,8 @@ from legoai.cost.profiles import ProfileError
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.specs.directives.cluster import ClusterUse
 from support.marks import some_slow
-from support.simulator import in_the_simulator
-from support.timelines import busy
+from support.simulation.simulator import in_the_simulator
+from support.simulation.timelines import busy
 
 PLAN = """plan small
 

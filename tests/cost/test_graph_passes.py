@@ -21,9 +21,9 @@ from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.step.operators import GATHERS, SCATTERS
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device
-from support.combinations import COMBINATIONS
-from support.plans import HEAD, lowered, manifest_of, resolved
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.combinations import COMBINATIONS
+from support.texts.plans import HEAD, lowered, manifest_of, resolved
 
 # So wide that the device, and not the host, limits the step: else nothing is gained where communication overlaps.
 PLAN = (

@@ -12,7 +12,7 @@ from legoai.cost.network.topology import Placement
 from legoai.cost.trace.records import Collective
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan test

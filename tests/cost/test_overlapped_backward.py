@@ -12,7 +12,7 @@ from legoai.cost.timing.breakdown import collective_costs
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 LAYERS, TP, TOKENS, DIM = 3, 8, 16384, 4096
 PLAN = f"""\

@@ -8,8 +8,8 @@ import pytest
 
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective, Kernel, WaitWork
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import HEAD, lowered
 
 RULES = "{ norm = group(weight_decay = 0), layers.*.*_norm = group(weight_decay = 0), output = group(lr_scale = 0.5) }"
 PLAN = f"""\

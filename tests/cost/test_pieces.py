@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.forked_commands import forked
+from support.commands.forked_commands import forked
 
 COST = """\
 import sys

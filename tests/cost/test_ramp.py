@@ -5,8 +5,8 @@ from __future__ import annotations
 from legoai.cost.assumptions import of_full_batch
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Mark
-from support.plans import HEAD, lowered, resolved
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import HEAD, lowered, resolved
 
 PLAN = f"{HEAD.replace('devices = 4', 'devices = 1')}batch (global = 16, micro = 2, seq_len = 16)\n"
 GROWING = PLAN.replace("seq_len = 16", "seq_len = 16, ramp = stages(global = [2, 8], until = [10, 20])")

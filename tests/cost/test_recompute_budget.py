@@ -8,8 +8,8 @@ import pytest
 
 import legoai
 from support.marks import NEEDS_SOLVER
-from support.plans import SEQUENCE_PARALLEL
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import SEQUENCE_PARALLEL
 
 PLAN = f"""plan small
 

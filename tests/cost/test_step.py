@@ -19,9 +19,9 @@ from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Collective, Copy, HostWaitStream, Kernel, Mark, WaitWork
 from legoai.cost.trace.trace import records_of
 from legoai.lowering.program import Program
-from support import orders
-from support.pipelines import four_ranks, two_ranks
-from support.simulated import in_a_fork
+from support.simulation import orders
+from support.simulation.pipelines import four_ranks, two_ranks
+from support.simulation.simulated import in_a_fork
 
 HOSTS = (
     Host(),

@@ -8,8 +8,8 @@ import pytest
 
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Collective
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
 
 DIM, HIDDEN, VOCABULARY, LAYERS = 32, 64, 128, 2
 BLOCK = 4 * DIM * DIM + 3 * DIM * HIDDEN + 2 * DIM

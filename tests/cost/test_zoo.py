@@ -21,11 +21,12 @@ from legoai.runtime.process_group import process_group
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.models.reads import SYNTHETIC
-from support import simulated, zoo
 from support.marks import slow_but
-from support.memory_peaks import exact_peak, tracked_peak_of
-from support.real_memory import real_peak_of
-from support.simulator import in_the_simulator
+from support.models import zoo
+from support.simulation import simulated
+from support.simulation.memory_peaks import exact_peak, tracked_peak_of
+from support.simulation.simulator import in_the_simulator
+from support.training.real_memory import real_peak_of
 
 MODELS = tuple(zoo.CONFIGS)
 

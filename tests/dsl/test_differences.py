@@ -381,7 +381,7 @@ def test_checkpoint_compatibility_matches_resume(edits: list[tuple[str, str]], v
 
 def test_another_argument_of_a_factory_is_noted():
     text = """plan one
-model python("support.factories:build_random")
+model python("support.models.factories:build_random")
 cluster cpu
 batch (global = 8, micro = 8, seq_len = 32)
 """

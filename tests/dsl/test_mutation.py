@@ -15,7 +15,7 @@ from legoai.specs.models.manifests import cache as manifest_cache
 from legoai.specs.models.manifests import manifest
 from legoai.specs.models.source import ModelSource
 from support import VALID_PLANS, WORKED_PLANS
-from support import strategies as some
+from support.texts import strategies as some
 
 PLANS = WORKED_PLANS + VALID_PLANS
 

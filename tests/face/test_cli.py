@@ -17,7 +17,7 @@ from legoai.commands import COMMANDS, parser_of
 from legoai.dsl.frontend.files import sources
 from legoai.dsl.lint import Linted, lint
 from support import ROOT
-from support.command_line import (
+from support.commands.command_line import (
     BAD,
     GOOD,
     called,

@@ -13,7 +13,7 @@ import pytest
 
 from legoai.dsl.rules import all_rules
 from legoai.runtime.errors import RunErrorCode
-from support.command_line import (
+from support.commands.command_line import (
     BAD,
     called,
     here,  # noqa: F401

@@ -14,8 +14,8 @@ import pytest
 from legoai.commands import cost
 from legoai.cost.report import chrome, page, terminal
 from legoai.specs.cluster import catalogue
-from support.command_line import called, started
-from support.forked_commands import forked
+from support.commands.command_line import called, started
+from support.commands.forked_commands import forked
 
 ROOT = Path(__file__).parents[2]
 PLAN = """plan small

@@ -20,7 +20,7 @@ from legoai.dsl.differences.checkpoints import optimizer_state
 from legoai.dsl.lint import lint
 from legoai.runtime.checkpoint.checkpoint import OPTIMIZER, loadable_state
 from legoai.specs.cluster import catalogue
-from support.command_line import GOOD, called, here, started
+from support.commands.command_line import GOOD, called, here, started
 
 __all__ = ["here"]
 

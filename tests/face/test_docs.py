@@ -23,7 +23,7 @@ from legoai.specs.directives import FAMILIES, family
 from legoai.specs.directives.checkpoint import Every
 from legoai.specs.directives.kinds import Integer
 from support import ROOT
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from legoai.specs.cluster import device_names, fabric_names
 from legoai.specs.directives import FAMILIES
 from legoai.specs.directives.mesh import AXES
 from legoai.specs.directives.require import METRICS
-from support.command_line import (
+from support.commands.command_line import (
     called,
     here,  # noqa: F401
 )

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from legoai.runtime import RunOptions
-from support.command_line import called
-from support.plans import lowered
-from support.published import CASES, SIZES, config_of, loaded, logits_of, tensors_of
+from support.commands.command_line import called
+from support.models.published import CASES, SIZES, config_of, loaded, logits_of, tensors_of
+from support.texts.plans import lowered
 
 pytestmark = pytest.mark.usefixtures("here")
 

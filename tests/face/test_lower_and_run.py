@@ -17,7 +17,7 @@ from legoai.lowering.program import Program
 from legoai.runtime.errors import RunError
 from legoai.runtime.launching.lock import locked
 from legoai.specs.cluster import catalogue
-from support.command_line import (
+from support.commands.command_line import (
     GOOD,
     called,
     here,  # noqa: F401

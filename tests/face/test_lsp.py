@@ -10,7 +10,7 @@ import pytest
 from legoai.commands.lsp import cost_command
 from legoai.dsl.server.costs import CostError, costs_of, hints
 from legoai.dsl.server.documents import Document, uri_of
-from support.command_line import GOOD, here
+from support.commands.command_line import GOOD, here
 
 __all__ = ["here"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legoai.specs.files import MOST_DATA, MOST_TEXT
-from support.command_line import (
+from support.commands.command_line import (
     GOOD,
     called,
     here,  # noqa: F401

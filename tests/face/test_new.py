@@ -10,7 +10,7 @@ import pytest
 from legoai.cli import main
 from legoai.dsl.first_plan import first_plan
 from legoai.dsl.lint import lint
-from support.command_line import called
+from support.commands.command_line import called
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "n_positions": 128}
 HOSTS = "h100_sxm(hosts = 8, fabric = infiniband_ndr)"

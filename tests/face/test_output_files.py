@@ -12,7 +12,7 @@ import pytest
 
 from legoai.commands import COMMANDS, parser_of, shared
 from legoai.commands.shared import output_file
-from support.command_line import (
+from support.commands.command_line import (
     GOOD,
     called,
     here,  # noqa: F401

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from legoai.commands.printing import printing_to_standard_error
-from support.command_line import started
+from support.commands.command_line import started
 
 FACTORY = """
 import ctypes

@@ -7,7 +7,7 @@ import pytest
 import legoai
 from legoai.cli import main
 from support import ROOT
-from support.forked_commands import forked
+from support.commands.forked_commands import forked
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SLIPS = (

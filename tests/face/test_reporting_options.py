@@ -17,14 +17,14 @@ from legoai import lint as linted
 from legoai.dsl.frontend.files import sources
 from legoai.dsl.frontend.parsing.suppress import NEVER_ACCEPTED
 from legoai.dsl.rules import all_rules
-from support.command_line import (
+from support.commands.command_line import (
     BAD,
     GOOD,
     WARNED,
     called,
     here,  # noqa: F401
 )
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 
 def write(name: str, text: str = BAD) -> None:

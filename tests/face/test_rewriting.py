@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import (
+from support.commands.command_line import (
     BAD,
     GOOD,
     called,

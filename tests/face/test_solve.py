@@ -14,8 +14,8 @@ import legoai
 from legoai.api import solved
 from legoai.commands import solve as solve_command
 from legoai.cost.search.solve import Solution
-from support.command_line import called, here
-from support.forked_commands import forked
+from support.commands.command_line import called, here
+from support.commands.forked_commands import forked
 from support.marks import NEEDS_SOLVER
 
 __all__ = ["here"]
@@ -400,7 +400,7 @@ def test_solution_in_a_folder_where_the_plan_is_another_is_refused_before_the_se
     text: str, there: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     Path("base.plan").write_text(BASE, encoding="utf-8")
-    Path("factory_beside.py").write_text("from support.factories import build\n", encoding="utf-8")
+    Path("factory_beside.py").write_text("from support.models.factories import build\n", encoding="utf-8")
     Path("one.plan").write_text(text, encoding="utf-8")
     Path("elsewhere").mkdir()
     for name, content in there.items():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from legoai.commands import solve as solve_command
-from support.command_line import called, here
+from support.commands.command_line import called, here
 
 __all__ = ["here"]
 

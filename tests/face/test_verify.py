@@ -18,7 +18,7 @@ from legoai.lowering.program import Program, lower
 from legoai.lowering.verify import prepare as prepare_room
 from legoai.lowering.verify.compare import TOLERANCES
 from support import ROOT
-from support.verified import here, verified
+from support.commands.verified import here, verified
 
 __all__ = ["here"]
 

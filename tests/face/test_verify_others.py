@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.verified import here, verified
+from support.commands.verified import here, verified
 
 __all__ = ["here"]
 
@@ -158,7 +158,7 @@ def test_hugging_face_model_equals_one_device(config: dict[str, object], plan: s
 
 OTHER_AUTHORS = """plan theirs
 
-model     python("support.other_authors:build", kind = "KIND")
+model     python("support.models.other_authors:build", kind = "KIND")
 cluster   cpu(devices = 2)
 batch     (global = 4, micro = 2, seq_len = 8)
 mesh      (dp_shard = 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.command_line import (
+from support.commands.command_line import (
     called,
     here,  # noqa: F401
 )

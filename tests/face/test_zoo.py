@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from legoai.cli import main
-from support.zoo import CONFIGS
+from support.models.zoo import CONFIGS
 
 BLOCKS = {
     "t5": "{encoder, decoder}.block.*",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from legoai.lowering.program import Program
-from support import corpus
+from support.training import corpus
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -51,8 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """The training of `meshed` on one process, without mesh and wrappers."""
-    from support.meshed import text_of
-    from support.staged import PLAIN_DOUBLE, train
+    from support.training.meshed import text_of
+    from support.training.staged import PLAIN_DOUBLE, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data)
     assert {str(dtype) for dtype in result["dtypes"]} == {"torch.float64"}
@@ -62,8 +62,8 @@ def alone(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def alone_in_two_blocks(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """The same for a model with two blocks."""
-    from support.meshed import TWO_BLOCKS, text_of
-    from support.staged import PLAIN_DOUBLE, train
+    from support.training.meshed import TWO_BLOCKS, text_of
+    from support.training.staged import PLAIN_DOUBLE, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE, TWO_BLOCKS), data)
     assert {str(dtype) for dtype in result["dtypes"]} == {"torch.float64"}
@@ -73,7 +73,7 @@ def alone_in_two_blocks(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def unstaged(gloo: Callable[..., Any], data: str) -> dict[str, Any]:
     """The training of `staged` on one process, without mesh and wrappers."""
-    from support.staged import PLAIN_DOUBLE, text_of, train
+    from support.training.staged import PLAIN_DOUBLE, text_of, train
 
     [result] = gloo(1)(train, text_of(PLAIN_DOUBLE), data, evaluate_every=2, evaluate_batches=4)
     return result

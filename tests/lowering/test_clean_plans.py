@@ -23,9 +23,9 @@ from legoai.specs.directives.fsdp import Unit
 from legoai.specs.models.manifests import load
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
-from support.clean_plans import linted, repaired
-from support.drawn_plans import drawn_plans
-from support.plan_parts import DrawnPlan, Part
+from support.texts.clean_plans import linted, repaired
+from support.texts.drawn_plans import drawn_plans
+from support.texts.plan_parts import DrawnPlan, Part
 
 NOWHERE = Path("nowhere")
 """The folder of plans that name no file."""

@@ -19,9 +19,9 @@ import legoai.runtime.training.trainer  # noqa: F401  what torch registers once 
 from legoai.lowering.verify.prepare import prepare
 from legoai.lowering.verify.prepared import Prepared
 from legoai.specs.models.reads import Images, ImagesWithTexts
-from support.clean_plans import clean_plans
-from support.drawn_plans import CONFIGS
-from support.staged import train
+from support.texts.clean_plans import clean_plans
+from support.texts.drawn_plans import CONFIGS
+from support.training.staged import train
 
 RANKS = 4
 
@@ -94,7 +94,8 @@ def test_hundreds_of_clean_plans_take_a_step(number: int, gloo, long_text):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_some_clean_plans_take_a_compiled_step(gloo, long_text, monkeypatch):
-    monkeypatch.setattr("support.gloo.CALL_SECONDS", 900.0)  # the first compilation on a machine compiles headers too
+    # The first compilation on a machine compiles headers too.
+    monkeypatch.setattr("support.training.gloo.CALL_SECONDS", 900.0)
     plans = {text: plan for text, plan in prepared_plans(250, 1).items() if ".compile(" in plan.program.text}
     few = dict(itertools.islice(plans.items(), 12))
     print(f"\n{len(few)} compiled plans of {len(plans)}")

@@ -19,8 +19,8 @@ import legoai.runtime.training.trainer  # noqa: F401  what torch registers once 
 from legoai.lowering.verify import run
 from legoai.lowering.verify.prepare import prepare
 from legoai.lowering.verify.prepared import Prepared
-from support.clean_plans import clean_plans
-from support.drawn_plans import CONFIGS
+from support.texts.clean_plans import clean_plans
+from support.texts.drawn_plans import CONFIGS
 
 RANKS = 4
 STEPS = 2

@@ -18,7 +18,7 @@ from legoai.specs.directives.base import Calls, Declared, Directive, Divided, Pa
 from legoai.specs.directives.checkpoint import Full
 from legoai.specs.plan import Plan
 from legoai.specs.span import Origin, Span
-from support.plans import FULL, lowered, manifest_of, resolved, without_hash
+from support.texts.plans import FULL, lowered, manifest_of, resolved, without_hash
 
 BASE = resolved(FULL)
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from support.plans import lowered, resolved
+from support.texts.plans import lowered, resolved
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from support.marks import slow_but
-from support.meshed import UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL
+from support.training.meshed import UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 ATTENTION_ONLY = """\
 shard on tp {

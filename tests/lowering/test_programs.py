@@ -14,7 +14,7 @@ import pytest
 
 from legoai import api
 from support import ROOT
-from support.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
+from support.texts.plans import FULL, HEAD, SEQUENCE_PARALLEL, lowered, resolved
 
 PLANS = {
     "one_device": f"{HEAD}batch (global = 8, micro = 2, seq_len = 64)",
@@ -295,7 +295,7 @@ def _ruff() -> str:
 
 _CHILD = """
 import json, sys
-from support.plans import lowered
+from support.texts.plans import lowered
 sys.stdout.write("\\f".join(lowered(plan).text for plan in json.load(sys.stdin)))
 """
 

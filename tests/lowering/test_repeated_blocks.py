@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from support.marks import some_slow
-from support.plans import lowered
+from support.texts.plans import lowered
 
 PLAN = """\
 plan tiny
@@ -85,7 +85,7 @@ def test_blocks_named_by_a_rule_have_another_class(body: str, expected: str):
 THEIRS = """\
 plan theirs
 
-model     python("support.factories:{factory}, depth = {depth})
+model     python("support.models.factories:{factory}, depth = {depth})
 cluster   cpu(devices = 1)
 batch     (global = 4, micro = 1, seq_len = 32)
 optimizer adamw(lr = 1e-3)

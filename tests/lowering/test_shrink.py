@@ -18,7 +18,7 @@ from legoai.lowering.verify.prepare import prepare
 from legoai.specs.directives.base import describe
 from legoai.specs.models.configs import DeepSeekConfig, LlamaConfig, MixtralConfig
 from support import ROOT
-from support.plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, manifest_of, resolved
 
 PLANS = ROOT / "plans"
 BATCH = "batch (global = 512, micro = 4, seq_len = 8192)\n"

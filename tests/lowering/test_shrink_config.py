@@ -18,8 +18,8 @@ from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
-from support.plans import resolved
-from support.verified import here, verified
+from support.commands.verified import here, verified
+from support.texts.plans import resolved
 
 __all__ = ["here"]
 

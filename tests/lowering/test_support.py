@@ -10,7 +10,7 @@ import pytest
 from legoai.dsl.lint import lint
 from legoai.dsl.rules import rule_of
 from legoai.lowering.program import LoweringError
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 FLEX = "attention flex"
@@ -303,7 +303,7 @@ def test_graph_experts_require_dim_0_without_budget_or_regions():
     ],
 )
 def test_step_of_other_models_is_one_graph_if_all_steps_are_alike(kind: str, more: str, why: str | None, tmp_path):
-    head = HEAD.replace('llama3("tiny")', f'python("support.other_authors:build", kind = "{kind}")')
+    head = HEAD.replace('llama3("tiny")', f'python("support.models.other_authors:build", kind = "{kind}")')
     body = f"{BATCH}mesh (dp_shard = 2)\nfsdp on dp_shard (backend = graph) {{ blocks.* = unit }}\n{more}"
     found = {
         item.message for item in lint(head + body, "t.plan", directory=tmp_path).diagnostics if item.code == "LP010"
@@ -325,7 +325,7 @@ def test_experts_of_other_models_have_no_graph_on_ep():
 
 
 def test_steps_are_looked_at_if_a_variant_alone_traces_them(tmp_path):
-    head = HEAD.replace('llama3("tiny")', 'python("support.other_authors:build", kind = "compiled_in_place")')
+    head = HEAD.replace('llama3("tiny")', 'python("support.models.other_authors:build", kind = "compiled_in_place")')
     body = f"{BATCH}mesh (dp_shard = 2)\nfsdp on dp_shard {{ blocks.* = unit }}\n"
     traced = "variant traced { fsdp on dp_shard (backend = graph) { blocks.* = unit } }\n"
     assert not [item for item in lint(head + body, "t.plan", directory=tmp_path).diagnostics if item.code == "LP010"]
@@ -339,9 +339,11 @@ def test_last_layer_gives_the_result_of_the_model_as_it_is():
     body = f"{BATCH}loss chunked(2, last_layer = true)"
     assert not refusals(HEAD + body)
     for kind in ("plain", "bias", "reading", "dims"):
-        assert not refusals(HEAD.replace('llama3("tiny")', f'python("support.heads:build", kind = "{kind}")') + body)
+        assert not refusals(
+            HEAD.replace('llama3("tiny")', f'python("support.models.heads:build", kind = "{kind}")') + body
+        )
     for kind in ("scaled", "hook", "hook_before", "hook_of_weight", "weight_norm", "subclass", "twice"):
-        model = f'python("support.heads:build", kind = "{kind}")'
+        model = f'python("support.models.heads:build", kind = "{kind}")'
         [found] = refusals(HEAD.replace('llama3("tiny")', model) + body)
         assert "does not return the result of a linear layer as it is" in found.message, kind
 
@@ -358,7 +360,7 @@ def test_last_layer_gives_the_result_of_the_model_as_it_is():
     ],
 )
 def test_last_layer_gives_its_result_to_nothing_else(kind: str, use: str):
-    head = HEAD.replace('llama3("tiny")', f'python("support.heads:build", kind = "{kind}")')
+    head = HEAD.replace('llama3("tiny")', f'python("support.models.heads:build", kind = "{kind}")')
     [found] = refusals(f"{head}{BATCH}loss chunked(2, last_layer = true)")
     assert found.message.endswith(f"`head`: the model's forward takes its result, and {use}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
 
 PLAN = f"""\
 {HEAD.replace("devices = 4", "devices = 2")}

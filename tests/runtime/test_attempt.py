@@ -22,7 +22,7 @@ PROGRAM = """
 import itertools, os, signal, sys
 import torch
 from pathlib import Path
-from support import programs
+from support.training import programs
 
 killed, times = Path(sys.argv.pop(1)), int(sys.argv.pop(1))
 count = len(list(killed.iterdir()))

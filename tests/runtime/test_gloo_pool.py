@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from legoai.runtime import RunError, RunErrorCode
-from support.gloo import RankError
+from support.training.gloo import RankError
 
 
 def total_of_ranks(offset: int) -> int:

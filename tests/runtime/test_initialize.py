@@ -16,7 +16,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.initialize import cast_parameters, materialize, plain_path
 from legoai.specs.models.first_values import construct
-from support import programs
+from support.training import programs
 
 CPU = Device(type="cpu")
 

@@ -30,10 +30,10 @@ from legoai.runtime import RunOptions
 from legoai.specs.cluster import device, device_names
 from legoai.specs.device_file import load_device, text_of
 from legoai.specs.directives.cluster import ClusterUse
-from support import corpus
-from support.plans import lowered
-from support.simulated import in_a_fork
-from support.traces import GpuTrace
+from support.simulation.simulated import in_a_fork
+from support.simulation.traces import GpuTrace
+from support.texts.plans import lowered
+from support.training import corpus
 
 data, own_cache = corpus.data, corpus.own_cache
 

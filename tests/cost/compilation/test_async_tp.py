@@ -12,8 +12,8 @@ from legoai.cost.memory.use import MemoryUse
 from legoai.cost.trace.records import Collective, Kernel, WaitStream
 from legoai.cost.trace.trace import Trace
 from legoai.specs.cluster import device
-from support.plans import SEQUENCE_PARALLEL
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import SEQUENCE_PARALLEL
 
 pytestmark = pytest.mark.slow  # each of the two programs is compiled
 

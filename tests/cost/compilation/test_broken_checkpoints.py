@@ -21,10 +21,10 @@ from legoai.runtime.parallelism.experts import limit_capacity
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from support.marks import slow_but
-from support.plans import lowered
-from support.recorded import even_routing, evenly_traced
-from support.simulated import Seen, Zeros, steady
-from support.simulator import in_the_simulator
+from support.simulation.simulated import Seen, Zeros, steady
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
+from support.training.recorded import even_routing, evenly_traced
 
 
 class Experts(nn.Module):

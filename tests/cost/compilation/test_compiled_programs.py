@@ -21,8 +21,9 @@ from legoai.runtime.loss import token_cross_entropy
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
-from support import programs, simulated
-from support.simulated import steady
+from support.simulation import simulated
+from support.simulation.simulated import steady
+from support.training import programs
 
 
 def trainer(*, backend: str | None = "inductor", checkpoint: str = "none", micro_batches: int = 1, **options):

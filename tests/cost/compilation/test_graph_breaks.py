@@ -16,7 +16,7 @@ from legoai.cost.trace.records import Collective, Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.runtime.parallelism.experts import limit_capacity
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 PLAN = """plan experts
 model   mixtral("tiny")

@@ -11,9 +11,9 @@ from torch import nn
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
-from support import programs
-from support.plans import lowered
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.texts.plans import lowered
+from support.training import programs
 
 PLAN = """\
 plan tiny

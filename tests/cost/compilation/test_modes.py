@@ -10,8 +10,8 @@ from legoai.cost.compilation import graphs, inductor  # noqa: F401 (imported onc
 from legoai.cost.estimate import CannotEstimateError, Estimate, estimate
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
-from support.simulator import in_the_simulator
+from support.simulation.simulated import in_a_fork
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """
 plan modes

@@ -19,7 +19,8 @@ from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime import compile_within, keep_outputs
 from legoai.runtime.recomputation.compiled import BackendWithin
-from support import programs, simulated
+from support.simulation import simulated
+from support.training import programs
 
 SHAPE = (2, 32, programs.DIM)
 

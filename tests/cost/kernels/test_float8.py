@@ -22,9 +22,10 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Collective, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.specs.cluster import device
-from support import programs, simulated
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation import simulated
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
+from support.training import programs
 
 ROWS, WIDTH = 8192, 4096
 LIMIT = 448.0

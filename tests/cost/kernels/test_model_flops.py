@@ -23,9 +23,9 @@ from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from legoai.specs.plan import Plan
-from support.drawn_plans import CONFIGS
 from support.marks import some_slow
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.drawn_plans import CONFIGS
 
 
 def manifest(family: str, preset: str) -> Manifest:
@@ -115,7 +115,7 @@ def test_run_and_prediction_have_equal_mfu_at_equal_step_time(model: str):
 
 
 @pytest.mark.parametrize(
-    ("model", "device"), [('llama3("tiny")', "cpu"), ('python("support.factories:build", dim = 32)', "h100_sxm")]
+    ("model", "device"), [('llama3("tiny")', "cpu"), ('python("support.models.factories:build", dim = 32)', "h100_sxm")]
 )
 def test_program_without_known_flops_omits_mfu(model: str, device: str):
     text = ON_GPUS.format(model=model, device=device)
@@ -172,7 +172,7 @@ def test_missing_rate_falls_back_to_that_of_the_parameters():
 
 OF_A_FACTORY = """\
 plan whole
-model python("support.factories:build_placed")
+model python("support.models.factories:build_placed")
 cluster h100_sxm(devices = 4)
 batch (global = 4, micro = {micro}, seq_len = 512)
 precision (param = bf16)

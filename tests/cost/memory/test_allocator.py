@@ -17,7 +17,7 @@ from legoai.cost.trace.records import Allocate, Free, Resize
 from legoai.cost.trace.trace import Trace
 from legoai.specs.allocator import BLOCK, round_block
 from legoai.specs.units import MIB
-from support.allocator import pool_key
+from support.simulation.allocator import pool_key
 
 
 class Allocator(CachingAllocator):

@@ -13,8 +13,8 @@ from legoai.cost.trace.records import Allocate, Free
 from legoai.cost.trace.trace import Trace
 from legoai.specs.allocator import BLOCK
 from legoai.specs.units import MIB
-from support.allocator import pool_key
-from support.expandable_segments import FullError, Reference
+from support.simulation.allocator import pool_key
+from support.simulation.expandable_segments import FullError, Reference
 
 SIZES = (512, 4096, MIB // 3, MIB, MIB + 512, 3 * MIB, 9 * MIB, 10 * MIB + 512, 20 * MIB, 33 * MIB, 50 * MIB)
 

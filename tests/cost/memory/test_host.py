@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from support.reports import everything
-from support.simulator import in_the_simulator
+from support.simulation.reports import everything
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan offloaded

@@ -6,11 +6,11 @@ import pytest
 
 from legoai.cost.capture import capture
 from legoai.cost.memory.storages import memory
-from support.combinations import COMBINATIONS, Combination
 from support.marks import slow_but
-from support.plans import lowered
-from support.real_memory import real_peak
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.combinations import COMBINATIONS, Combination
+from support.texts.plans import lowered
+from support.training.real_memory import real_peak
 
 
 def simulated_peaks(text: str, world: int) -> list[int]:

@@ -16,7 +16,7 @@ from legoai.cost.trace.records import Allocate, Free, Mark
 from legoai.cost.trace.segments import Instance, first_instance
 from legoai.cost.trace.trace import Trace
 from legoai.specs.allocator import BLOCK
-from support.allocator import pool_key
+from support.simulation.allocator import pool_key
 
 MIB = 2**20
 EACH = 1000

@@ -12,10 +12,10 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Allocate, Free, Mark, Resize
 from legoai.cost.trace.trace import Trace
 from legoai.specs.allocator import round_block
-from support import simulated
 from support.marks import some_slow
-from support.memory_peaks import exact_peak, tracked_peak
-from support.simulator import in_the_simulator
+from support.simulation import simulated
+from support.simulation.memory_peaks import exact_peak, tracked_peak
+from support.simulation.simulator import in_the_simulator
 
 
 def changes(trace: Trace, *, step: int = -1) -> Iterator[tuple[int, int]]:

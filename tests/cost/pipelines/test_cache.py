@@ -16,7 +16,7 @@ from legoai.cost.pipelines.cache import cached_or_simulated
 from legoai.cost.trace.records import Mark
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.specs.cache import private_cache, refreshed, with_digest, without_digest
-from support.plans import lowered, manifest_of, resolved
+from support.texts.plans import lowered, manifest_of, resolved
 
 TEXT = """\
 plan small

@@ -10,11 +10,11 @@ from legoai.cost.estimate import estimate
 from legoai.cost.trace.records import Collective
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 SAMPLES, TOKENS, DIM = 2, 24, 32
 PLAN = f"""plan theirs
-model   python("support.factories:NAME", dim = {DIM}, depth = 4)
+model   python("support.models.factories:NAME", dim = {DIM}, depth = 4)
 cluster cpu(devices = 2)
 batch   (global = 8, micro = {SAMPLES}, seq_len = {TOKENS})
 mesh    (pp = 2)

@@ -22,7 +22,7 @@ from legoai.cost.timing.timeline import Cost, Host, Resource
 from legoai.cost.trace.records import Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 PLAN = """\
 plan tiny

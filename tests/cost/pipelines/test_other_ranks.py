@@ -24,10 +24,10 @@ from legoai.cost.timing.timeline import Cost, Host, Interval
 from legoai.cost.trace.records import Collective, Kernel, Mark
 from legoai.cost.trace.segments import Instance
 from legoai.lowering.program import Program
-from support.pipelines import four_ranks
-from support.simulated import in_a_fork
-from support.simulator import in_the_simulator
-from support.timelines import exposed
+from support.simulation.pipelines import four_ranks
+from support.simulation.simulated import in_a_fork
+from support.simulation.simulator import in_the_simulator
+from support.simulation.timelines import exposed
 
 SCHEDULES = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 CAPTURED_EACH = {("ZBVZeroBubble", True), ("DualPipeV", True), ("DualPipeV", False)}

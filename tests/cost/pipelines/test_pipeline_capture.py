@@ -19,9 +19,9 @@ from legoai.cost.trace.records import Collective, Kernel, Mark, WaitWork
 from legoai.cost.trace.segments import Instance
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
-from support.orders import stages_of
-from support.pipelines import MICRO_BATCHES, two_ranks
-from support.simulator import in_the_simulator
+from support.simulation.orders import stages_of
+from support.simulation.pipelines import MICRO_BATCHES, two_ranks
+from support.simulation.simulator import in_the_simulator
 
 EVERY = ("GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 SPLITS_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")

@@ -18,10 +18,10 @@ from legoai.cost.pipelines.actions import Repeats
 from legoai.cost.pipelines.gradients import Gradients
 from legoai.cost.pipelines.patterns import UnequalError
 from legoai.lowering.program import Program
-from support import simulated
-from support.pipelines import four_ranks, two_ranks
-from support.plans import lowered, manifest_of, resolved
-from support.simulator import in_the_simulator
+from support.simulation import simulated
+from support.simulation.pipelines import four_ranks, two_ranks
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered, manifest_of, resolved
 
 SPLIT = """\
 plan split

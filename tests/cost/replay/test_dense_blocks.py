@@ -13,8 +13,8 @@ from legoai.cost.replay.piece import Piece
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
 
 PLAN = """\
 plan deep

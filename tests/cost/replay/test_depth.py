@@ -21,9 +21,10 @@ from legoai.cost.trace.editing import EditableTrace
 from legoai.cost.trace.records import Kernel, Mark, TensorType
 from legoai.lowering.program import Program
 from legoai.specs.cluster import device
-from support import ROOT, combinations
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support import ROOT
+from support.simulation.simulator import in_the_simulator
+from support.texts import combinations
+from support.texts.plans import lowered
 
 LAYERS = 9
 WHOLE = {name: one for name, one in combinations.COMBINATIONS.items() if "mesh (pp" not in one.body}

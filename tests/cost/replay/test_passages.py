@@ -7,12 +7,12 @@ import pytest
 from legoai.cost import capture as capturing
 from legoai.cost.replay.piece import Piece
 from legoai.specs.cluster import device
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
 
 PLAN = """\
 plan theirs
-model python("support.factories:build_passing", way = "{way}", depth = 12)
+model python("support.models.factories:build_passing", way = "{way}", depth = 12)
 cluster h100_sxm(devices = 2)
 batch (global = 4, micro = 1, seq_len = 32)
 mesh (dp_shard = 2)

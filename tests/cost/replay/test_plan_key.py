@@ -12,7 +12,7 @@ import pytest
 
 from legoai import api
 from legoai.cost import capture as capturing
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 6,

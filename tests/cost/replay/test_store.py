@@ -24,8 +24,8 @@ from legoai.cost.replay.piece import Piece
 from legoai.cost.replay.store import cached_piece, keep_piece
 from legoai.specs.cache import refreshed, with_digest
 from legoai.specs.cluster import device
-from support import simulated
-from support.plans import lowered, manifest_of, resolved
+from support.simulation import simulated
+from support.texts.plans import lowered, manifest_of, resolved
 
 TEXT = """\
 plan small

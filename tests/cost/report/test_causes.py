@@ -13,8 +13,8 @@ from legoai.cost.report.document import document
 from legoai.cost.report.lines import line_costs
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import lower
-from support.plans import manifest_of, resolved
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import manifest_of, resolved
 
 MIB = 2**20
 PEER = 3.28e9 / 7

@@ -9,8 +9,8 @@ from legoai.cost.report.causes import Causes
 from legoai.cost.report.checkpointing import never_called
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import lower
-from support.plans import manifest_of, resolved
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import manifest_of, resolved
 
 PLAN = """\
 plan named

@@ -12,8 +12,8 @@ import pytest
 
 from legoai.cost.words import CATEGORIES
 from support import ROOT
-from support.reports import everything
-from support.simulator import in_the_simulator
+from support.simulation.reports import everything
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """plan reported  # </script><b>
 

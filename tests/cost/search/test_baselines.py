@@ -20,7 +20,7 @@ from legoai.cost.search.state import SearchState
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
-from support.drawn_figures import Drawn, figures
+from support.simulation.drawn_figures import Drawn, figures
 
 HEAD = """\
 plan test

@@ -20,7 +20,7 @@ from legoai.cost.search.solve import solve
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import Candidate, OpenPlan
 from support.marks import NEEDS_SOLVER
-from support.open_plans import open_plan
+from support.texts.open_plans import open_plan
 
 SECONDS = 4
 """For which each is searched: not all of them come to an answer."""

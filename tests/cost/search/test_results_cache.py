@@ -23,8 +23,8 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device
 from legoai.specs.device_file import text_of
-from support.drawn_figures import Drawn, figures
-from support.simulated import in_a_fork
+from support.simulation.drawn_figures import Drawn, figures
+from support.simulation.simulated import in_a_fork
 
 TEXT = """\
 plan test

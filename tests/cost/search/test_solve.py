@@ -17,8 +17,8 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.require import Objective
 from legoai.specs.span import Span
-from support.drawn_figures import Drawn, figures
-from support.searched import TEXT, opened
+from support.simulation.drawn_figures import Drawn, figures
+from support.simulation.searched import TEXT, opened
 
 
 class Priced(Drawn):

@@ -13,9 +13,9 @@ from legoai.cost.search.lower_bounds import model_layers
 from legoai.cost.search.lower_bounds.shared_work import MicroBatchWork
 from legoai.cost.search.solve import Solution, solve
 from legoai.dsl.analysis.analysis import Analysis
-from support.drawn_figures import Drawn, figures
 from support.marks import NEEDS_SOLVER
-from support.searched import opened
+from support.simulation.drawn_figures import Drawn, figures
+from support.simulation.searched import opened
 
 PICTURES = """\
 plan test

@@ -9,8 +9,8 @@ from legoai.cost.capture import capture
 from legoai.cost.simulated.operators.alignment import Matrix, alignments
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
-from support.plans import lowered
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.texts.plans import lowered
 
 
 def of(left: torch.Tensor, right: torch.Tensor) -> dict[str, int]:

@@ -22,8 +22,9 @@ from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
-from support import programs, simulated
-from support.watching import Watching
+from support.simulation import simulated
+from support.training import programs
+from support.training.watching import Watching
 
 
 def trainer(*, checkpoint: bool = False):

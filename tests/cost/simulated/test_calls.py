@@ -15,8 +15,8 @@ from legoai.cost.timing.timeline import Host, call_constant
 from legoai.cost.trace.records import CALLS, EACH, Collective, Copy, Kernel, TensorType
 from legoai.specs.cluster import device
 from legoai.specs.directives.cluster import ClusterUse
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
 
 PLAN = """\
 plan calls

@@ -7,9 +7,9 @@ import pytest
 from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
-from support import simulated
 from support.marks import some_slow
-from support.plans import lowered
+from support.simulation import simulated
+from support.texts.plans import lowered
 
 PLAN = """\
 plan pieces

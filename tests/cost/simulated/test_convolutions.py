@@ -14,7 +14,7 @@ from legoai.cost.simulated.operators.properties import convolves_channels_last, 
 from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Kernel
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 BOTH = (True, True)
 

@@ -27,7 +27,7 @@ from legoai.cost.trace.records import (
     WaitStream,
 )
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
-from support import simulated
+from support.simulation import simulated
 
 
 class ListRecorder(Recorder):

@@ -19,9 +19,9 @@ from legoai.cost.trace.records import Copy, Kernel
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.cluster import device as catalogue_device
-from support.drawn_plans import CONFIGS
 from support.marks import slow_but, some_slow
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.drawn_plans import CONFIGS
 
 GROUPS, ROWS, K, COLUMNS = 4, 32, 8, 16
 

@@ -12,8 +12,8 @@ from legoai.cost.trace.records import Collective, Copy, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
 from legoai.specs.cluster import device
-from support.plans import lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import lowered
 
 PLAN = """\
 plan issue

@@ -14,8 +14,8 @@ from legoai.cost.capture import capture
 from legoai.cost.simulated.large_worlds import Chunks
 from legoai.cost.trace.records import Allocate, Collective, Kernel, Record
 from legoai.cost.trace.trace import Trace
-from support import simulated
-from support.plans import SEQUENCE_PARALLEL
+from support.simulation import simulated
+from support.texts.plans import SEQUENCE_PARALLEL
 
 PLAN = """\
 plan wide

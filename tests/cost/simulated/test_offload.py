@@ -19,9 +19,9 @@ from legoai.cost.timing.timeline import Cost, Host
 from legoai.cost.trace.records import Copy, HostKernel, HostWaitEvent, Kernel
 from legoai.cost.trace.trace import Trace
 from legoai.runtime.offloading.offload import offload_activations, offload_optimizer_state
-from support import programs
-from support.simulated import steady
-from support.simulator import in_the_simulator
+from support.simulation.simulated import steady
+from support.simulation.simulator import in_the_simulator
+from support.training import programs
 
 MATRICES = 2 * (4 * 32 * 32 + 3 * 32 * 64) + 2 * 32 * 256
 PARAMETERS = MATRICES + 5 * 32

@@ -18,9 +18,9 @@ from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Record
 from legoai.runtime.torch_internals.fake_tensors import FakeTensor
 from legoai.runtime.torch_internals.patching import patched_attribute
-from support import simulated
 from support.marks import slow_but
-from support.simulator import in_the_simulator
+from support.simulation import simulated
+from support.simulation.simulator import in_the_simulator
 
 
 def metadata(tensor: torch.Tensor) -> tuple[object, ...]:

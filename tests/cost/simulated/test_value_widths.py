@@ -9,8 +9,8 @@ from legoai.cost.kernels.kinds import Attention
 from legoai.cost.kernels.work import work_of
 from legoai.cost.trace.records import Kernel
 from legoai.specs.cluster import device
-from support import simulated
-from support.plans import lowered
+from support.simulation import simulated
+from support.texts.plans import lowered
 
 PLAN = """\
 plan widths

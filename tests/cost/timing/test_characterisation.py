@@ -19,7 +19,7 @@ from legoai.cost.timing.timeline import Timeline
 from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, HostWaitDevice, Mark, WaitWork
 from legoai.cost.trace.trace import Trace
-from support.random_traces import HOSTS, Program, price
+from support.simulation.random_traces import HOSTS, Program, price
 
 KEPT = Path(__file__).with_name("timelines.json")
 ALONE = range(36)

@@ -20,7 +20,7 @@ from legoai.cost.trace.records import (
     WaitWork,
 )
 from legoai.cost.trace.trace import Trace
-from support import orders
+from support.simulation import orders
 
 HOST = Host()
 

@@ -14,7 +14,7 @@ from legoai.cost.timing.timeline import Beside, Cost, Host, Timeline
 from legoai.cost.trace.records import Collective, Kernel, Mark, RecordEvent, WaitEvent, WaitWork
 from legoai.cost.trace.segments import first_instance
 from legoai.cost.trace.trace import Trace
-from support.random_traces import HOSTS, Program, price
+from support.simulation.random_traces import HOSTS, Program, price
 
 
 def kernel(seconds: float, *, stream: int = 0, beside: float = 1.0, op: str = "aten.add", phase: Any = "forward"):

@@ -22,7 +22,7 @@ from legoai.cost.trace.records import (
     WaitWork,
 )
 from legoai.cost.trace.trace import Trace
-from support.timelines import busy, exposed
+from support.simulation.timelines import busy, exposed
 
 WHERE = {"module": "", "phase": "forward"}
 

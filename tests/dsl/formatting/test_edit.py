@@ -14,7 +14,7 @@ from legoai.dsl.frontend.solved import read
 from legoai.dsl.frontend.syntax import PlanFile, same
 from legoai.specs.plan import Solved
 from legoai.specs.record import replace
-from support import strategies as some
+from support.texts import strategies as some
 
 RECORD = Solved(digest="sha256:" + "0a" * 32, version="0.1.0", profile="h100_sxm@3fe2", gap=0.008)
 LINE = f'solved "{RECORD.digest}" by legoai 0.1.0, device profile h100_sxm@3fe2, gap 0.8%'

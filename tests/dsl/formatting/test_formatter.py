@@ -16,7 +16,7 @@ from legoai.dsl.frontend import syntax as tree
 from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.syntax import same
 from support import VALID_PLANS, WORKED_PLANS
-from support import strategies as some
+from support.texts import strategies as some
 
 PLANS = WORKED_PLANS + VALID_PLANS
 

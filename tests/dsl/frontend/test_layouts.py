@@ -137,7 +137,7 @@ def test_layout_rules_record_the_layout_as_their_origin():
         ('huggingface("config.json", model_type = "gemma2")', "shard standard on tp (sequence)", "LP227"),
         ('huggingface("config.json", model_type = "granite")', "shard standard on tp (loss_parallel)", "LP227"),
         ('vit("tiny")', "shard standard on tp (loss_parallel)", "LP227"),
-        ('python("support.factories:build")', "fsdp blocks on dp_shard", "LP227"),
+        ('python("support.models.factories:build")', "fsdp blocks on dp_shard", "LP227"),
         ('huggingface("config.json", model_type = "unheard_of")', "fsdp blocks on dp_shard", "LP227"),
         ('huggingface("missing.json")', "fsdp blocks on dp_shard", "LP213"),
         ('mixtral("tiny")', "shard standard on ep (sequence)", "LP227"),

@@ -13,7 +13,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.statements import merge
 from legoai.dsl.lint import lint
 from legoai.specs.plan import Plan
-from support.resolution import HEAD, codes, plan_of, resolution
+from support.texts.resolution import HEAD, codes, plan_of, resolution
 
 
 class TestExtends:

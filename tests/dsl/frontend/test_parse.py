@@ -14,7 +14,7 @@ from legoai.dsl.formatting.unparse import format_plan
 from legoai.dsl.frontend import syntax as tree
 from legoai.dsl.frontend.parsing.parse import Parsed, parse
 from legoai.dsl.frontend.syntax import children, same
-from support import strategies as some
+from support.texts import strategies as some
 
 BATCH = "batch (global = 512, micro = 4)"
 

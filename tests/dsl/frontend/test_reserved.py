@@ -11,7 +11,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.values.reserved import reserved_names
 from legoai.specs.directives import kinds
 from legoai.specs.directives.base import Declared
-from support.plans import HEAD
+from support.texts.plans import HEAD
 
 BATCH = "batch (global = 16, micro = 4, seq_len = 256)\n"
 

@@ -16,7 +16,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.specs.directives.hole import Hole, Undecided
 from legoai.specs.directives.optimizer import AdamW
 from support import VALID_PLANS, WORKED_PLANS
-from support.resolution import HEAD, codes, plan_of, resolution, written
+from support.texts.resolution import HEAD, codes, plan_of, resolution, written
 
 PLANS = WORKED_PLANS + VALID_PLANS
 

@@ -18,7 +18,7 @@ from legoai.dsl.frontend.parsing.parse import parse
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.frontend.values.scope import Definition, Scope
 from legoai.specs.units import UNITS
-from support import strategies as some
+from support.texts import strategies as some
 
 
 def scope_of(text: str) -> Scope:

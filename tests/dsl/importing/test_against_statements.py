@@ -16,7 +16,7 @@ from benchmarks.validation.sources import torchtitan
 
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.importing import import_config
+from support.texts.importing import import_config
 
 LLAMA3_8B = {
     "model": "Llama-3-8B", "n_layers": "32", "hidden": "4096", "n_heads": "32", "n_kv_heads": "8",

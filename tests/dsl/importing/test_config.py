@@ -11,7 +11,7 @@ from legoai.dsl.importing.config import read_config
 from legoai.dsl.importing.keys import KEYS
 from legoai.dsl.importing.translation import Imported, translated
 from legoai.dsl.lint import lint
-from support.importing import import_config
+from support.texts.importing import import_config
 
 
 def imported(text: str, devices: int = 8) -> Imported:

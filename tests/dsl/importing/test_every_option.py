@@ -18,7 +18,7 @@ from legoai.dsl.importing.keys import KEYS, RENAMED, Key
 from legoai.dsl.importing.translation import Imported
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.importing import import_config
+from support.texts.importing import import_config
 
 CONTEXTS: dict[str, dict[str, Any]] = {
     "sharded": {},

@@ -14,8 +14,8 @@ from legoai.dsl.importing.python_modules import Module
 from legoai.dsl.importing.translation import Imported, translated
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.importing import import_config
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.texts.importing import import_config
 
 RUNS = Path(__file__).parent / "configs" / "my_mixtures.py"
 DEVICES = {"deepseek_671b": 512, "qwen3_235b_on_hosts": 128}

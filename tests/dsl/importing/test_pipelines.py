@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from legoai.dsl.importing.pipelines import _weighted
 from legoai.dsl.lint import lint
 from legoai.runtime.optimizer.schedule import warmup_schedule
-from support.importing import import_config
+from support.texts.importing import import_config
 
 PIPELINE = """\
 [model]

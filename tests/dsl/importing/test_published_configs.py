@@ -15,7 +15,7 @@ import pytest
 from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.importing import import_config
+from support.texts.importing import import_config
 
 CONFIGS = sorted((Path(__file__).parent / "configs").glob("*.toml"))
 HOSTS = {"llama3_8b": 8, "llama3_70b": 8, "llama3_405b": 16, "debug_model": 1, "qwen3_0.6b": 1, "qwen3_32b": 1}

@@ -19,7 +19,7 @@ from legoai.dsl.importing.python_values import Made, Unread
 from legoai.dsl.importing.translation import Imported, translated
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.python_configs import HEAD, config_of, read
+from support.texts.python_configs import HEAD, config_of, read
 
 RUNS = Path(__file__).parent / "configs" / "my_runs.py"
 DEVICES = {"llama3_8b": 8, "llama3_70b_of_256": 256, "llama3_405b_in_float8": 512}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.python_configs import HEAD, MADE, config_of, read
+from support.texts.python_configs import HEAD, MADE, config_of, read
 
 SILENT = {
     "not found": ("from torchtitan.models.llama3.config_registry import llama3_70b\n", "return llama3_70b()", "LP021"),

@@ -10,7 +10,7 @@ import torch
 
 from legoai.dsl.importing.python_optimizer import _DECAY, _DEFAULTS
 from legoai.dsl.importing.translation import translated
-from support.python_configs import HEAD, config_of, read
+from support.texts.python_configs import HEAD, config_of, read
 
 
 def groups(*others: str, name: str = "AdamW", constants: str = "{}", more: str = "") -> str:

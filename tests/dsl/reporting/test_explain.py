@@ -115,7 +115,7 @@ def test_stage_is_numbered_in_model_order(analysis: Analysis, path: str, where: 
 
 def test_module_that_every_stage_computes_is_in_each_of_them():
     text = """plan theirs
-model    python("support.factories:build_with_table")
+model    python("support.models.factories:build_with_table")
 cluster  cpu(devices = 2)
 batch    (global = 8, micro = 2, seq_len = 16)
 mesh     (pp = 2)

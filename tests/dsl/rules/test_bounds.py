@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.analysis.magnitudes.bounds import idle_share, logits_bytes, shortest_step
 from legoai.dsl.lint import lint
-from support.rule_plans import BASE, codes, diagnostics, message
+from support.texts.rule_plans import BASE, codes, diagnostics, message
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
 LARGE = BASE.replace('llama3("tiny")', 'llama3("8b")')

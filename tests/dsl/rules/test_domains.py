@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legoai.dsl.rules import domains
-from support.rule_plans import BASE, diagnostics
+from support.texts.rule_plans import BASE, diagnostics
 
 HOSTS = BASE.replace("cluster h100_sxm", "cluster h100_sxm(hosts = 4, fabric = infiniband_ndr)")
 FSDP = "fsdp on dp_shard { layers.* = unit }\n"

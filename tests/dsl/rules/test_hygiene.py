@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, diagnostics, place
+from support.texts.rule_plans import codes, diagnostics, place
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
 

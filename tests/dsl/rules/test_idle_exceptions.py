@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message, place
+from support.texts.rule_plans import codes, message, place
 
 TP = "mesh (tp = 8)\n"
 MIXTURE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 CODES = {"LP442", "LP522", "LP642"}
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
@@ -13,7 +13,7 @@ MESH = "mesh (tp = 2, dp_replicate = 4)\nreplicate on dp_replicate\n"
 
 
 def found(kind: str, text: str) -> set[str]:
-    return codes(f'model python("support.in_place_factories:build", kind = "{kind}")\n{text}') & CODES
+    return codes(f'model python("support.models.in_place_factories:build", kind = "{kind}")\n{text}') & CODES
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_one_rank_of_tp_computes_on_plain_tensors():
 
 
 def test_message_names_the_modules_once():
-    model = 'model python("support.in_place_factories:build", kind = "results")\n'
+    model = 'model python("support.models.in_place_factories:build", kind = "results")\n'
     text = f"{model}{MESH}shard on tp {{ blocks.*.{{up, down}} = colwise(output = replicate) }}"
     [message] = [item.message for item in diagnostics(text) if item.code == "LP442"]
     assert message.startswith("the result of `blocks.*.up` (and 1 more) is changed in place")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, place
+from support.texts.rule_plans import codes, place
 
 UNUSUAL = [
     ("optimizer adamw(lr = 3e4)", "3e4"),

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic, apply_fixes
 from legoai.dsl.lint import lint
-from support.rule_plans import BASE
+from support.texts.rule_plans import BASE
 
 HEAD = BASE.lstrip() + "mesh (dp_shard = 8)\nfsdp on dp_shard { layers.* = unit }\n"
 

@@ -20,7 +20,7 @@ from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
 from legoai.dsl.lint import lint
 from legoai.specs.models.families import resolve_config
 from legoai.specs.models.llama import Llama
-from support.rule_plans import BASE, codes, message
+from support.texts.rule_plans import BASE, codes, message
 
 TINY = {"n_layers": 2, "dim": 64, "hidden_dim": 128, "vocab_size": 256}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from support.rule_plans import codes
+from support.texts.rule_plans import codes
 
 PLAN = """
 plan holes

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import GOOD
-from support.language_client import Client, client
+from support.commands.command_line import GOOD
+from support.commands.language_client import Client, client
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from legoai.dsl.server.requests.completion import completion
 from legoai.dsl.server.requests.highlighting import LEGEND, semantic_tokens
 from legoai.specs.directives import FAMILIES, family
 from support import ROOT, TESTS, VALID_PLANS, WORKED_PLANS
-from support.command_line import GOOD
+from support.commands.command_line import GOOD
 
 NOTHING = Checking({}, frozenset(), lambda message: None)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import BAD, GOOD
-from support.language_client import PATIENCE, Client, client
+from support.commands.command_line import BAD, GOOD
+from support.commands.language_client import PATIENCE, Client, client
 
 FACTORY = """
 import pathlib

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.server.documents import uri_of
-from support.command_line import GOOD
-from support.language_client import Client, applied
+from support.commands.command_line import GOOD
+from support.commands.language_client import Client, applied
 
 
 def test_definition_and_references_of_names_are_found(editor: tuple[Client, str], folder: Path):

@@ -15,7 +15,7 @@ from legoai.dsl.server.documents import Checked, Checking, Document, check, uri_
 from legoai.dsl.server.published import SEVERITIES, published
 from legoai.dsl.server.requests.actions import actions
 from support import ROOT, TESTS, VALID_PLANS, WORKED_PLANS
-from support.language_client import applied
+from support.commands.language_client import applied
 
 CORPUS = [*sorted(TESTS.glob("dsl/invalid/*/*.plan")), *VALID_PLANS, *WORKED_PLANS]
 NOTHING = Checking({}, frozenset(), lambda message: None)

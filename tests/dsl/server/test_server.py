@@ -10,8 +10,8 @@ from legoai.dsl.formatting.formatter import format_text
 from legoai.dsl.lint import lint
 from legoai.dsl.reporting import topics
 from support import ROOT
-from support.command_line import BAD, GOOD
-from support.language_client import Client, applied
+from support.commands.command_line import BAD, GOOD
+from support.commands.language_client import Client, applied
 
 TINY = (ROOT / "plans" / "tiny.plan").read_text(encoding="utf-8")
 STANDARD = GOOD.replace("dp_shard = 4)", "dp_shard = 2, tp = 2)") + "shard standard on tp (sequence)\n"

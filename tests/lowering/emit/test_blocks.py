@@ -18,7 +18,7 @@ from legoai.lowering.emit.blocks import blocks_of, expand, expression, group, re
 from legoai.lowering.emit.code import Function, Line, Writer, call
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.manifest import Manifest
-from support.plans import resolved
+from support.texts.plans import resolved
 
 
 class Leaf(nn.Module):

@@ -18,8 +18,8 @@ from legoai.runtime.training.batches import Batch, Batches
 from legoai.runtime.training.state import StepControl, StepResult, Training
 from legoai.runtime.training.step import take_step
 from support.marks import slow_but
-from support.meshed import UNITS
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training.meshed import UNITS
 
 BATCH = f"{HEAD}batch (global = 16, micro = 2, seq_len = 64)\n"
 FSDP = f"mesh (dp_shard = 2)\nfsdp on dp_shard {UNITS}"

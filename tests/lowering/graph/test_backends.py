@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.backends import MIXED, agree, traced
-from support.meshed import text_of
-from support.plans import HEAD, SEQUENCE_BESIDE_EXPERTS, SEQUENCE_PARALLEL
-from support.staged import together, train
+from support.texts.plans import HEAD, SEQUENCE_BESIDE_EXPERTS, SEQUENCE_PARALLEL
+from support.training.backends import MIXED, agree, traced
+from support.training.meshed import text_of
+from support.training.staged import together, train
 
 SPARSE = """\
 plan sparse

@@ -10,10 +10,10 @@ from legoai.cost.estimate import estimate
 from legoai.cost.report.causes import Causes
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.backends import MIXED, agree
 from support.marks import slow_but
-from support.plans import HEAD
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import HEAD
+from support.training.backends import MIXED, agree
 
 KINDS = ("first blocks", "last blocks", "parts of blocks", "embedding without gradients", "unused", "tied")
 UNITS = f"mesh (dp_shard = 2)\nfsdp on dp_shard {{ layers.* = unit }}\n{MIXED}"
@@ -46,7 +46,7 @@ PAIRS = [(kind, way) for kind in KINDS for way in WAYS if kind != "tied" or "sta
 
 def of_frozen(kind: str, blocks: int = 2) -> str:
     """The head of a plan for a model of which a part is frozen."""
-    model = f'python("support.frozen_models:partly", kind = "{kind}", depth = {blocks})'
+    model = f'python("support.models.frozen_models:partly", kind = "{kind}", depth = {blocks})'
     return HEAD.replace('llama3("tiny")', model)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from support.backends import MIXED, agree
-from support.plans import HEAD
+from support.texts.plans import HEAD
+from support.training.backends import MIXED, agree
 
 
 def huggingface(config: str, *fields: str) -> str:
@@ -18,7 +18,7 @@ def huggingface(config: str, *fields: str) -> str:
 
 def of_others(kind: str) -> str:
     """The head of a plan for a model of another author."""
-    return HEAD.replace('llama3("tiny")', f'python("support.other_authors:build", kind = "{kind}")')
+    return HEAD.replace('llama3("tiny")', f'python("support.models.other_authors:build", kind = "{kind}")')
 
 
 OF_TRANSFORMERS = "fsdp on dp_shard { model.layers.* = unit }\n"

@@ -41,9 +41,9 @@ from legoai.lowering.graph.step.places import Place, place_of, set_place
 from legoai.lowering.graph.step.readable import readable
 from legoai.lowering.graph.step.values import shows
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD, lowered
 
 TIED = HEAD.replace('"tiny"', '"tiny", tie_embeddings = true')
 ALL = (

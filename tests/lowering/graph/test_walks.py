@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD, lowered
 
 
 def walks(text: str) -> dict[str, int]:

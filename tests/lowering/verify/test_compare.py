@@ -7,7 +7,7 @@ import torch
 
 from legoai.lowering.verify.compare import TOLERANCES, differences, relative, tolerances, unlike, wrong_samples
 from legoai.lowering.verify.run import Verdict
-from support.plans import HEAD, resolved
+from support.texts.plans import HEAD, resolved
 
 BODY = "batch (global = 4, micro = 1, seq_len = 16)\noptimizer adamw\n"
 SHARDED = "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.* = unit }\n"

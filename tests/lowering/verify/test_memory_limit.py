@@ -10,10 +10,10 @@ import pytest
 from legoai.dsl.lint import lint
 from legoai.lowering.graph import StepGraph
 from legoai.lowering.verify.prepare import prepare
-from support.plans import HEAD
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
-from support.verified import here, verified  # noqa: F401  the fixture
+from support.commands.verified import here, verified  # noqa: F401  the fixture
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD
 
 SELECTIVE = HEAD.replace("devices = 4", "devices = 2") + BODY.replace("reorder = true", "unshard = selective")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from legoai.lowering.verify.rates import RateDifference, merged, steps_of_schedule
-from support.plans import HEAD, resolved
+from support.texts.plans import HEAD, resolved
 
 BODY = "batch (global = 4, micro = 1, seq_len = 16)\noptimizer adamw\n"
 

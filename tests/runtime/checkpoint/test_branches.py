@@ -10,7 +10,7 @@ import torch
 
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.errors import RunError
-from support.checkpoints import SIZE, meta, names, newest, resume, truncate
+from support.training.checkpoints import SIZE, meta, names, newest, resume, truncate
 
 
 def branch_off(root: Path, path: Path | None, step: int, damaged: bool = False) -> tuple[bool, str]:

@@ -21,7 +21,18 @@ from legoai.runtime.checkpoint import folder as checkpoint_folder
 from legoai.runtime.checkpoint.checkpoint import checksum, load, saved_names, verified_meta
 from legoai.runtime.checkpoint.folder import Checkpoints
 from legoai.runtime.errors import RunError, RunErrorCode
-from support.checkpoints import SIZE, edit_meta, flip_a_byte, loaded, meta, names, newest, resume, save, truncate
+from support.training.checkpoints import (
+    SIZE,
+    edit_meta,
+    flip_a_byte,
+    loaded,
+    meta,
+    names,
+    newest,
+    resume,
+    save,
+    truncate,
+)
 
 
 def test_saved_state_is_loaded(gloo, tmp_path):

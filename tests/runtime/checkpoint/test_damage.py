@@ -9,7 +9,7 @@ import pytest
 
 from legoai.runtime.checkpoint.checkpoint import verified_meta
 from legoai.runtime.errors import RunError, RunErrorCode
-from support.checkpoints import edit_meta, flip_a_byte, names, newest, record, save
+from support.training.checkpoints import edit_meta, flip_a_byte, names, newest, record, save
 
 
 def nested(levels: int) -> list[object]:

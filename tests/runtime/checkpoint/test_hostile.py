@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import (
 from legoai.runtime.checkpoint.checkpoint import checksum
 from legoai.runtime.checkpoint.safe_metadata import problem_of_tensor
 from legoai.runtime.errors import RunError, RunErrorCode
-from support.checkpoints import SIZE, edit_meta, loaded, newest, save
+from support.training.checkpoints import SIZE, edit_meta, loaded, newest, save
 
 
 class Malice:

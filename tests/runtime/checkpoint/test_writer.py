@@ -15,7 +15,7 @@ from legoai.runtime import RunError, RunErrorCode, RunOptions, Trainer
 from legoai.runtime.checkpoint import folder as checkpoint_folder
 from legoai.runtime.checkpoint.checkpoint import load, training_state, verified_meta
 from legoai.runtime.device import Device
-from support import corpus, programs
+from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -20,7 +20,7 @@ from legoai.runtime import RunError, RunErrorCode, RunOptions
 from legoai.runtime.data.corpus import SEPARATOR, open_corpus
 from legoai.runtime.data.hf_dataset import Address
 from legoai.runtime.training.loop import _open_data
-from support import corpus, programs
+from support.training import corpus, programs
 
 own_cache = corpus.own_cache
 TEXTS = [f"text {number}\nüß" for number in range(3000)]

@@ -20,7 +20,7 @@ from legoai.runtime.data.corpus import open_corpus
 from legoai.runtime.data.samples import TextData, check_vocabulary
 from legoai.runtime.data.tokens import Tokenized
 from legoai.specs.models.reads import Tokens
-from support import corpus, programs
+from support.training import corpus, programs
 
 tokenizers = pytest.importorskip("tokenizers")
 data, own_cache = corpus.data, corpus.own_cache

@@ -68,7 +68,7 @@ LEAVING = """
 import atexit, os, signal, time
 from types import SimpleNamespace
 from legoai.runtime import Trainer
-from support import programs
+from support.training import programs
 
 def interrupted():
     print("leaves", flush=True)

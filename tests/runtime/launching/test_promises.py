@@ -20,7 +20,7 @@ from legoai.runtime.launching.failures import explained
 from legoai.runtime.launching.options import parse_options
 from legoai.runtime.optimizer.schedule import warmup_schedule
 from legoai.runtime.training.trainer import Trainer
-from support import programs
+from support.training import programs
 
 
 @pytest.fixture(autouse=True)

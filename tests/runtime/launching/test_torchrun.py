@@ -29,7 +29,7 @@ if os.environ.get("CRASH") == os.environ["RANK"]:
     sys.exit("this rank crashes")
 import torch
 from legoai.runtime import process_group
-from support import programs
+from support.training import programs
 if "STARTUP" in os.environ:
     process_group.STARTUP_SECONDS = float(os.environ["STARTUP"])
 if "BUILDING" in os.environ:

@@ -16,7 +16,8 @@ from legoai.runtime import RunOptions
 from legoai.runtime.metrics.log import METRICS
 from legoai.runtime.metrics.records import read_records
 from legoai.specs.directives.cluster import ClusterUse
-from support import ROOT, corpus, programs
+from support import ROOT
+from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
 

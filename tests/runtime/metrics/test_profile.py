@@ -15,7 +15,7 @@ import torch
 from legoai.runtime import RunOptions
 from legoai.runtime.device import Device
 from legoai.runtime.metrics.profile import profiled, write_trace
-from support import corpus, programs
+from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -9,9 +9,9 @@ import pytest
 
 from legoai.runtime.errors import RunError
 from legoai.runtime.metrics.tensorboard import TensorBoard, check_installed
-from support import corpus
-from support.plans import HEAD, lowered
-from support.staged import train
+from support.texts.plans import HEAD, lowered
+from support.training import corpus
+from support.training.staged import train
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from legoai.runtime.device import Device
 from legoai.runtime.optimizer.clip import clip_gradients, reduce_partial_gradients, squared_norm_share
-from support import programs
+from support.training import programs
 
 
 def norm_and_clipped(program: dict) -> tuple[float, dict[str, torch.Tensor]]:

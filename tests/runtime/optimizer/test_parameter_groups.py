@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from legoai.runtime.device import Device
 from legoai.runtime.optimizer.parameter_groups import ParameterGroups
 from legoai.runtime.optimizer.schedule import learning_rate, schedule_end, warmup_schedule
-from support import programs
+from support.training import programs
 
 
 def groups_of(program: dict) -> list[tuple[int, set[tuple[str, ...] | None]]]:

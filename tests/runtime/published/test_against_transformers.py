@@ -15,9 +15,9 @@ from legoai.runtime.published.export import export
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.published.configs import published_config
-from support import published
 from support.marks import some_slow
-from support.published import CASES, Case, logits_of, tensors_of
+from support.models import published
+from support.models.published import CASES, Case, logits_of, tensors_of
 
 TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(3))
 EXACT = {"GPT2": 1e-12}

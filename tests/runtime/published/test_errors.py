@@ -18,8 +18,8 @@ from legoai.runtime.checkpoint.checkpoint import weights
 from legoai.runtime.published.folder import INDEX, is_published
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
-from support import published
-from support.published import CASES, _llama, tensors_of
+from support.models import published
+from support.models.published import CASES, _llama, tensors_of
 
 CASE = CASES["llama"]
 Q = "model.layers.1.self_attn.q_proj.weight"

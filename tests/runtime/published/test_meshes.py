@@ -10,11 +10,11 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import RunError, RunOptions
-from support import corpus
 from support.marks import slow_but
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.published import CASES
-from support.staged import together
+from support.models.published import CASES
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training import corpus
+from support.training.staged import together
 
 data, own_cache = corpus.data, corpus.own_cache
 

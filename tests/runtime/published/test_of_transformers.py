@@ -20,8 +20,8 @@ from legoai.runtime.published.matching import config_warnings
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_model
-from support import published
-from support.published import config_of, tensors_of
+from support.models import published
+from support.models.published import config_of, tensors_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 TEXT = {**SMALL, "vocab_size": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

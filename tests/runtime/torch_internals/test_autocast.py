@@ -8,7 +8,7 @@ import torch
 from legoai.cost.simulated.device import SIM, Recorder
 from legoai.cost.simulated.operators.autocast import autocast_rules
 from legoai.cost.simulated.process import simulated_device
-from support import simulated
+from support.simulation import simulated
 
 
 class Nothing(Recorder):

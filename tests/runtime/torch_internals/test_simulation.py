@@ -30,7 +30,7 @@ from legoai.cost.trace.records import (
 from legoai.runtime.recomputation.policies import keep_outputs
 from legoai.runtime.torch_internals.distributed import collectives
 from legoai.runtime.torch_internals.operators import TorchDispatchMode
-from support import simulated
+from support.simulation import simulated
 
 
 class Operators(TorchDispatchMode):

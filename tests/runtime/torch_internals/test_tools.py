@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support import ROOT
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 # Not fused, as most runs were with whose published memory the tools are compared.
 PLAN = """\

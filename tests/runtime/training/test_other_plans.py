@@ -24,8 +24,8 @@ from legoai.specs.models.configs import GPTConfig, LlamaConfig, ViTConfig
 from legoai.specs.models.gpt import GPT
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.vit import ViT
-from support import corpus, programs
-from support.checkpoints import edit_meta, record
+from support.training import corpus, programs
+from support.training.checkpoints import edit_meta, record
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -28,8 +28,8 @@ from legoai.runtime.offloading.offload import offload_optimizer_state
 from legoai.runtime.optimizer.combined import CombinedOptimizer
 from legoai.runtime.optimizer.muon import Muon
 from legoai.runtime.training.resume import fresh_tensors
-from support import corpus, programs
 from support.marks import some_slow
+from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from legoai.runtime import History, RunError, RunErrorCode, RunOptions
 from legoai.runtime.training import loop
 from legoai.runtime.training.batches import Batches
-from support import corpus, programs
+from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
 

@@ -12,7 +12,7 @@ from legoai.specs.models.families import FAMILIES, resolve_config
 from legoai.specs.models.llama import Llama
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
-from support.presets import distinct_presets
+from support.models.presets import distinct_presets
 
 # Totals of the released checkpoints: Llama and Mixtral from their safetensors indices, GPT-2 as Hugging Face counts it,
 # ViT from torchvision (vit_b_16, vit_l_16, vit_h_14 at 224 pixels).

@@ -10,7 +10,7 @@ import pytest
 from legoai.cost.calibration.observed.collectives import CollectiveTimes, StepCollectives, collective_times
 from legoai.cost.calibration.observed.trace_files import Call, TraceFile, read_trace
 from legoai.cost.network.topology import Placement
-from support.traces import GpuTrace
+from support.simulation.traces import GpuTrace
 
 ADD = ("aten::add", [[64], [64], []], ["float", "float", "Scalar"], 1.0)
 

@@ -9,7 +9,7 @@ import pytest
 from legoai.cost.calibration.observed.kernels import KernelTimes, kernel_times, merged, overlaps
 from legoai.cost.calibration.observed.trace_files import read_trace
 from legoai.cost.kernels.kinds import Attention, Consecutive, Movement, Product
-from support.traces import BACKWARD, GpuTrace
+from support.simulation.traces import BACKWARD, GpuTrace
 
 BF16, FP32 = "c10::BFloat16", "float"
 

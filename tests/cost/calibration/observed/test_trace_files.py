@@ -11,7 +11,7 @@ import pytest
 
 from legoai.cost.calibration.observed import trace_files
 from legoai.cost.calibration.observed.trace_files import TraceError, read_trace
-from support.traces import A100, GpuTrace
+from support.simulation.traces import A100, GpuTrace
 
 MM = ("aten::mm", [[64, 32], [32, 16]], ["c10::BFloat16", "c10::BFloat16"])
 

@@ -17,7 +17,7 @@ from legoai.cost.search.objective import objective_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
-from support.drawn_figures import Drawn, figures
+from support.simulation.drawn_figures import Drawn, figures
 
 STATE = 100.0
 

@@ -17,7 +17,7 @@ from legoai.cost.search.result import SearchResult
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from support.marks import NEEDS_SOLVER
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 BLOCKS = 8
 TEXT = f"""\

@@ -19,8 +19,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
-from support.drawn_figures import Drawn, figures
 from support.marks import NEEDS_SOLVER, slow_but
+from support.simulation.drawn_figures import Drawn, figures
 
 pytestmark = NEEDS_SOLVER
 

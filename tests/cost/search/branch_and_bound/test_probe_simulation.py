@@ -18,8 +18,8 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.batch import micro_batches
 from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
-from support.drawn_figures import Drawn
-from support.searched import SCHEDULED, opened
+from support.simulation.drawn_figures import Drawn
+from support.simulation.searched import SCHEDULED, opened
 
 
 @pytest.mark.parametrize("seed", range(1, 4))

@@ -30,10 +30,10 @@ from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import METRICS
-from support.drawn_figures import Drawn
 from support.marks import NEEDS_SOLVER, some_slow
-from support.searched import SCHEDULED, TEXT, bounds_of, brute_force, opened
-from support.stage_splits import splits
+from support.simulation.drawn_figures import Drawn
+from support.simulation.searched import SCHEDULED, TEXT, bounds_of, brute_force, opened
+from support.simulation.stage_splits import splits
 
 OBJECTIVES = {
     "": ("step_time", 1),

@@ -17,7 +17,7 @@ from legoai.cost.search.state import SearchState
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan test

@@ -10,7 +10,7 @@ import pytest
 from legoai.cost.search.buckets.algorithm_1 import algorithm_1, of_backward, of_forward
 from legoai.cost.search.buckets.exact import least_added
 from legoai.cost.search.buckets.problem import BucketProblem, Neighbour, Unit, Work
-from support.stage_splits import splits
+from support.simulation.stage_splits import splits
 
 
 def drawn(seed: int) -> BucketProblem:

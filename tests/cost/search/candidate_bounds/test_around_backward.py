@@ -19,7 +19,7 @@ from legoai.dsl.analysis.magnitudes.state import summed_gradients
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.marks import slow_but, some_slow
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan small

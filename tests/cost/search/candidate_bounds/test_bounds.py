@@ -15,8 +15,8 @@ from legoai.cost.search.lower_bounds.communication import collectives
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.bounded_candidates import bounded_wrongly
-from support.simulator import in_the_simulator
+from support.simulation.bounded_candidates import bounded_wrongly
+from support.simulation.simulator import in_the_simulator
 
 HEADS = {
     "cpu": 'model llama3("tiny", n_layers = 2)\ncluster cpu(devices = 4)\nprecision (param = fp32, reduce = fp32)\n',

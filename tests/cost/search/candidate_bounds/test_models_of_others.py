@@ -9,9 +9,9 @@ import pytest
 
 from legoai.cost.search.candidate_bounds.bounds import BoundsOf
 from legoai.dsl.lint import lint
-from support.bounded_candidates import bounded_wrongly
-from support.manifests import inspected_in_this_process
-from support.simulator import in_the_simulator
+from support.models.manifests import inspected_in_this_process
+from support.simulation.bounded_candidates import bounded_wrongly
+from support.simulation.simulator import in_the_simulator
 
 _SIZE = {"hidden_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 32000}
 CONFIGS = {

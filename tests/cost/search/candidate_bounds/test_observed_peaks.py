@@ -22,7 +22,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import Linted, lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 BLOCKS = 12
 TEXT = f"""\

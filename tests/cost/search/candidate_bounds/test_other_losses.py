@@ -13,7 +13,7 @@ from legoai.cost.search.joint.observed import beside_what_is_of
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 TEXT = """\
 plan test

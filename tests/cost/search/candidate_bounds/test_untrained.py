@@ -13,11 +13,11 @@ from legoai.cost.search.lower_bounds.update import seconds_of_update
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.marks import slow_but
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 TEXT = """\
 plan test
-model python("support.frozen_models:{factory}", dim = 4096, depth = 4)
+model python("support.models.frozen_models:{factory}", dim = 4096, depth = 4)
 cluster h100_sxm(hosts = 2, devices = 1, fabric = infiniband_ndr)
 batch (global = 4, micro = 1, seq_len = 16)
 mesh (dp_shard = 2)

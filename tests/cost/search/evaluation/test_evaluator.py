@@ -20,7 +20,7 @@ from legoai.cost.simulated.forking import may_fork
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from support.marks import NEEDS_SOLVER, some_slow
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 TEXT = """\
 plan test

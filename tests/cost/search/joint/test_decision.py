@@ -27,8 +27,8 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.require import METRICS
-from support.drawn_figures import KEPT
 from support.marks import NEEDS_SOLVER, some_slow
+from support.simulation.drawn_figures import KEPT
 
 BLOCKS = 8
 GIB = 2**30
@@ -223,9 +223,9 @@ def test_few_blocks_are_divided_by_the_mean_of_their_treatments(blocks: int, lin
 @NEEDS_SOLVER
 @pytest.mark.parametrize(("blocks", "room"), [(4, 58), pytest.param(BLOCKS, 91, marks=pytest.mark.slow)])
 def test_blocks_of_two_lists_are_divided_as_those_of_one(blocks: int, room: int):
+    halves = f"first = {blocks // 2}, second = {blocks - blocks // 2}"
     text = ALIKE.replace(
-        f'llama3("tiny", n_layers = {BLOCKS})',
-        f'python("support.factories:build_in_two_lists", first = {blocks // 2}, second = {blocks - blocks // 2})',
+        f'llama3("tiny", n_layers = {BLOCKS})', f'python("support.models.factories:build_in_two_lists", {halves})'
     ).replace("fsdp blocks on dp_shard", "fsdp on dp_shard { *.* = unit, root = unit }")
     found = solution(f"{text.replace('layers.*', '{blocks,others}.*')}require peak_memory <= {room}GiB\n")
     least = brute_force(room * GIB, units=["after_forward"], optimizer=[False], blocks=blocks)

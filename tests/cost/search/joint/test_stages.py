@@ -21,8 +21,8 @@ from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.reporting.reference import value_text
 from legoai.specs.directives.checkpoint import Checkpoint
 from legoai.specs.directives.require import METRICS
-from support.drawn_figures import KEPT
 from support.marks import NEEDS_SOLVER
+from support.simulation.drawn_figures import KEPT
 
 STAGES, BLOCKS = 2, 4
 GIB = 2**30

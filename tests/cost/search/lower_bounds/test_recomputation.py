@@ -14,7 +14,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from support.marks import some_slow
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 LLAMA = 'model llama3("1b", n_layers = 4, tie_embeddings = false)'
 GPT2 = 'model gpt2("small", n_layers = 4)'

@@ -12,7 +12,7 @@ from legoai.cost.search.lower_bounds.update import seconds_of_update
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 TEXT = """\
 plan test

@@ -11,7 +11,7 @@ from legoai.cost.search.evaluation.evaluator import Figures
 from legoai.cost.search.memory.points import MemoryPoints
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 BLOCKS = 12
 TEXT = f"""\

@@ -17,7 +17,7 @@ from legoai.cost.search.stages.costs import Room, blocks_of_stages
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 # Its kernels take longer than the host needs to issue them. Where the host is late, an action's time depends on how
 # long its rank waited before.

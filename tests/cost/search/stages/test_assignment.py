@@ -20,9 +20,9 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from support.marks import NEEDS_SOLVER
-from support.orders import SECONDS, multi_stage, price
-from support.simulator import in_the_simulator
-from support.stage_splits import splits
+from support.simulation.orders import SECONDS, multi_stage, price
+from support.simulation.simulator import in_the_simulator
+from support.simulation.stage_splits import splits
 
 SCHEDULES = {
     "GPipe": (1, (2, 3, 4)),

@@ -16,7 +16,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.stages.pipeline import first_modules
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan test

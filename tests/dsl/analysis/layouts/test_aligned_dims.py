@@ -12,8 +12,8 @@ import pytest
 from legoai.dsl.analysis.layouts.operations import operation
 from legoai.dsl.analysis.layouts.tensors import UNKNOWN, Tensor, cut_alike
 from legoai.specs.models.manifests.manifest import Step
-from support.layout_plans import LAYOUT_CODES
-from support.rule_plans import diagnostics
+from support.texts.layout_plans import LAYOUT_CODES
+from support.texts.rule_plans import diagnostics
 
 MODEL = """
 import torch

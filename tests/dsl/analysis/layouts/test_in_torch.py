@@ -11,7 +11,7 @@ import pytest
 from legoai.dsl.lint import lint
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Inputs, Outputs, Rowwise, SequenceStyle
-from support.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
+from support.texts.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
 
 STRICTER = {
     "sequence with layers.*.attention = inputs(from = replicate, to = replicate)",

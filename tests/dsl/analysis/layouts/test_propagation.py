@@ -15,8 +15,8 @@ from legoai.dsl.lint import lint
 from legoai.specs.directives.layouts import Partial, Replicated, Sharded
 from legoai.specs.directives.shard import Colwise, Heads, Rowwise, SequenceStyle
 from support import ROOT
-from support.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
-from support.rule_plans import codes, diagnostics, message
+from support.texts.layout_plans import HEAD, LAYOUT_CODES, SEQUENCE_PARALLEL, WHOLE_SEQUENCE, plan
+from support.texts.rule_plans import codes, diagnostics, message
 
 PLANS = ROOT / "plans"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from legoai.dsl.analysis.stages.split_points import SplitPoints
 from legoai.specs.models.source import ModelSource
-from support.plans import lowered, manifest_of, without_hash
+from support.texts.plans import lowered, manifest_of, without_hash
 
 
 def points(n_layers: int = 12) -> SplitPoints:

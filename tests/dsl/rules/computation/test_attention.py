@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import flex_attention
 
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
-from support.plans import lowered
-from support.rule_plans import codes, diagnostics, message
+from support.texts.plans import lowered
+from support.texts.rule_plans import codes, diagnostics, message
 
 EXPERTS = 'model mixtral("tiny")\nmesh (dp_shard = 4, ep = 2)\nshard standard on ep\nfsdp blocks on dp_shard\n'
 UNITS = "mesh (dp_shard = 4)\nfsdp on dp_shard { layers.*.attention = unit, layers.* = unit }\n"
@@ -15,7 +15,7 @@ BREAKS = "inductor(fullgraph = false)"
 
 
 def model(what: str) -> str:
-    return f'model python("support.untraced:build", what = "{what}")\n'
+    return f'model python("support.models.untraced:build", what = "{what}")\n'
 
 
 def one(text: str, code: str) -> Diagnostic:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from legoai.dsl.rules.computation.operator_names import is_operator_name
-from support.rule_plans import BASE, codes, message
+from support.texts.rule_plans import BASE, codes, message
 
 SIX = 'model llama3("tiny", n_layers = 6)\n'
 
@@ -236,7 +236,7 @@ def test_recomputation_without_savings_is_reported(layer: nn.Module, path: str, 
 
 
 def test_checkpoint_of_the_block_list_is_whole_model_recomputation() -> None:
-    from support.drawn_plans import CONFIGS
+    from support.texts.drawn_plans import CONFIGS
 
     base = BASE.replace('llama3("tiny")', 'huggingface("llama.json")')
     assert "LP657" in codes("checkpoint { model = selective([matmul]) }", CONFIGS, base)

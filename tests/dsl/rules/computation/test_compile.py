@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import BASE, codes, diagnostics, message, place
+from support.texts.rule_plans import BASE, codes, diagnostics, message, place
 
 TENSOR_PARALLEL = """
 mesh (dp_shard = 4, tp = 2)

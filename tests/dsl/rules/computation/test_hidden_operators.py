@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 TENSOR_PARALLEL = """
 mesh (dp_replicate = 4, tp = 2)
@@ -47,7 +47,7 @@ def test_message_names_the_first_module_with_compiled_operators() -> None:
 )
 def test_compiler_budget_of_a_random_module_is_refused(factory: str, found: bool) -> None:
     name, *options = factory.split(", ")
-    model = f'model python("support.factories:{name}"{"".join(f", {item}" for item in options)})\n'
+    model = f'model python("support.models.factories:{name}"{"".join(f", {item}" for item in options)})\n'
     for compiled, refused in (("compile { blocks.* = inductor }", found), ("", False)):
         text = f"{model}checkpoint {{ blocks.* = budget(50%) }}\n{compiled}"
         assert ("LP639" in codes(text)) is refused

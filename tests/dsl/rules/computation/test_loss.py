@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 
 @pytest.mark.parametrize(("pieces", "legal"), [(2, True), (32, True), (33, False)])
@@ -20,7 +20,7 @@ def test_chunked_loss_of_a_vision_model_is_refused() -> None:
 
 
 def test_chunked_loss_takes_logits_with_a_dim_of_the_sequence() -> None:
-    model = 'model python("support.heads:build", kind = "{}")\nloss chunked(4)'
+    model = 'model python("support.models.heads:build", kind = "{}")\nloss chunked(4)'
     assert "LP641" not in codes(model.format("plain"))
     assert "have 2 dims" in message(model.format("flat"), "LP641")
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import diagnostics
+from support.texts.rule_plans import diagnostics
 
 UNITS = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
 BUFFER = "from the buffer `blocks.0.offset`"
 
 
 def messages(kind: str, text: str) -> list[str]:
-    found = diagnostics(f'model python("support.other_authors:build", kind = "{kind}")\n{text}')
+    found = diagnostics(f'model python("support.models.other_authors:build", kind = "{kind}")\n{text}')
     return [item.message for item in found if item.code == "LP644"]
 
 

@@ -11,7 +11,7 @@ import torch
 from legoai.runtime.errors import RunError
 from legoai.runtime.recomputation.policies import operators
 from legoai.specs.operators import COMPOSED, FILE, keepable_operators
-from support.rule_plans import diagnostics
+from support.texts.rule_plans import diagnostics
 
 
 def of_torch() -> dict[str, frozenset[str]]:

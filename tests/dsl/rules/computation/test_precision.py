@@ -13,7 +13,7 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.rules.computation.precision import DtypeOfConfig
 from legoai.specs.cluster import catalogue
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 BLOCK = "layers.*.feed_forward.*"
 

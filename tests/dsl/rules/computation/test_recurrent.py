@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes
+from support.texts.rule_plans import codes
 
-MODEL = 'model python("support.recurrent:build", layer = "{}")\n'
+MODEL = 'model python("support.models.recurrent:build", layer = "{}")\n'
 
 
 @pytest.mark.parametrize("layer", ["LSTM", "GRU", "RNN", "Own"])

@@ -7,8 +7,8 @@ import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from legoai.runtime import keep_outputs
-from support.rule_plans import codes
-from support.untraced import Block
+from support.models.untraced import Block
+from support.texts.rule_plans import codes
 
 BLOCKS = "layers.* = aot_eager"
 BREAKS = "layers.* = aot_eager(fullgraph = false)"
@@ -19,7 +19,7 @@ TRACED = ("in_place", "parametrized", "same_number", "")
 
 
 def model(what: str) -> str:
-    return f'model python("support.untraced:build", what = "{what}")\n'
+    return f'model python("support.models.untraced:build", what = "{what}")\n'
 
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre", "backward_old"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, diagnostics, message
+from support.texts.rule_plans import codes, diagnostics, message
 
 FSDP = "mesh (dp_shard = 8)\nfsdp on dp_shard {{ layers.* = unit{} }}\n"
 REPLICATE = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"

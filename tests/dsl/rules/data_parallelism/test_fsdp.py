@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_plans import codes, diagnostics, message, place
+from support.texts.rule_plans import codes, diagnostics, message, place
 
 MESH = "mesh (dp_replicate = 2, dp_shard = 4)\n"
 

@@ -11,7 +11,7 @@ from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
 from legoai.dsl.lint import lint
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
-from support.rule_plans import BASE, codes, message
+from support.texts.rule_plans import BASE, codes, message
 
 FACTORY = """
 from torch import nn

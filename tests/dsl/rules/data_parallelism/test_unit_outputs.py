@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 MESH = "cluster cpu(devices = 1)\nmesh (dp_shard = 1)\nprecision (param = bf16, output = fp32)\n"
 UNITS = {

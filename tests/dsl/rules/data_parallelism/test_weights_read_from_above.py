@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.analysis.parallelism.replicate import gradient_buckets
 from legoai.dsl.lint import lint
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 BATCH = "batch (global = 8, micro = 2, seq_len = 16)\n"
 SHARDS = "mesh (dp_shard = 8)\nfsdp on dp_shard "
@@ -17,7 +17,7 @@ TENSOR = "cluster cpu(devices = 2)\nmesh (tp = 2)\nshard on tp "
 
 def found(kind: str, text: str) -> set[str]:
     read = {"LP335", "LP420", "LP651"}
-    return codes(f'model python("support.read_weights:build", kind = "{kind}")\n{text}\n') & read
+    return codes(f'model python("support.models.read_weights:build", kind = "{kind}")\n{text}\n') & read
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,11 @@ def test_modules_that_are_never_called_are_not_compiled(kind: str, path: str, is
 
 
 def bypassed(kind: str, text: str) -> set[str]:
-    return codes(f'model python("support.bypassing:build", kind = "{kind}")\n{text}\n') & {"LP335", "LP651", "LP407"}
+    return codes(f'model python("support.models.bypassing:build", kind = "{kind}")\n{text}\n') & {
+        "LP335",
+        "LP651",
+        "LP407",
+    }
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,8 @@ def test_units_inside_of_bypassed_modules_are_called(kind: str):
 def test_bypassed_blocks_are_in_no_bucket_of_their_own():
     names = {}
     for kind in ("call", "method"):
-        text = f'plan test\nmodel python("support.bypassing:build", kind = "{kind}")\ncluster cpu(devices = 2)\n{BATCH}'
+        model = f'model python("support.models.bypassing:build", kind = "{kind}")'
+        text = f"plan test\n{model}\ncluster cpu(devices = 2)\n{BATCH}"
         text += "mesh (dp_replicate = 2)\nreplicate on dp_replicate (bucket = 1KiB)\n"
         linted = lint(text, "test.plan", directory=Path())
         names[kind] = {path for bucket in gradient_buckets(linted.analysis) for path in bucket.paths}
@@ -120,7 +125,7 @@ def test_bypassed_blocks_are_in_no_bucket_of_their_own():
 
 
 def test_message_names_the_module_that_reads():
-    text = f'model python("support.read_weights:build", kind = "direct")\n{SHARDS}{{ blocks.*.down = unit }}\n'
+    text = f'model python("support.models.read_weights:build", kind = "direct")\n{SHARDS}{{ blocks.*.down = unit }}\n'
     [item] = [item for item in diagnostics(text) if item.code == "LP335"]
     assert item.message == (
         "`blocks.0` reads `blocks.0.down.weight` without a call of the unit `blocks.0.down`: it is sharded then"
@@ -129,7 +134,7 @@ def test_message_names_the_module_that_reads():
 
 def test_buckets_of_replicas_leave_weights_that_the_model_reads():
     for kind, expected in (("tied", set()), ("none", {"embeddings"})):
-        model = f'model python("support.read_weights:build", kind = "{kind}")'
+        model = f'model python("support.models.read_weights:build", kind = "{kind}")'
         plan = f"plan p\n{model}\ncluster cpu(devices = 2)\nmesh (dp_replicate = 2)\n{BATCH}"
         found = lint(f"{plan}replicate on dp_replicate (bucket = 1KB)\n", "p.plan", directory=Path())
         assert found.analysis is not None

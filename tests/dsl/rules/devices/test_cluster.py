@@ -11,7 +11,7 @@ import pytest
 from legoai.cost.profiles import profile_names, shipped_file
 from legoai.dsl.lint import lint
 from legoai.specs.cluster import catalogue, device_names, fabric, fabric_names
-from support.rule_plans import codes, diagnostics, message, place
+from support.texts.rule_plans import codes, diagnostics, message, place
 
 
 def test_profile_must_be_a_readable_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from legoai.dsl.analysis.facts import divisors
 from legoai.dsl.diagnostics.diagnostic import apply_fixes
 from legoai.dsl.rules.devices.mesh import legal_divisors
-from support.rule_plans import codes, diagnostics, message, place
+from support.texts.rule_plans import codes, diagnostics, message, place
 
 FSDP = "fsdp on dp_shard { layers.* = unit }"
 MIXTRAL = 'model mixtral("tiny")\nmesh (dp_shard = 8)\n'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 FACTORY = """
 import torch

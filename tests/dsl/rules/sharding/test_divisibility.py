@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.rule_plans import codes, diagnostics, message
+from support.texts.rule_plans import codes, diagnostics, message
 
 ATTENTION = ["layers.*.attention.{wq, wk, wv} = colwise", "layers.*.attention.wo = rowwise"]
 FEED_FORWARD = ["layers.*.feed_forward.{w1, w3} = colwise", "layers.*.feed_forward.w2 = rowwise"]

@@ -9,7 +9,7 @@ import pytest
 from legoai.dsl.lint import lint
 
 PLAN = """plan a
-model python("support.factories:build_dropping", drops = "{drops}")
+model python("support.models.factories:build_dropping", drops = "{drops}")
 cluster {cluster}
 batch (global = 4, micro = 1, seq_len = 16)
 mesh (tp = 2)

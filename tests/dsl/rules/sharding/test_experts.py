@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from support.rule_plans import codes, diagnostics, message
+from support.texts.rule_plans import codes, diagnostics, message
 
 EXPERTS = "shard on ep {{ layers.*.feed_forward.experts = {} }}"
 MANY = 'model mixtral("tiny")\nmesh (dp_shard = 4, ep = 2)\nfsdp on dp_shard\n' + EXPERTS.format("experts")

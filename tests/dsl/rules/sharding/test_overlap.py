@@ -12,7 +12,7 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.dsl.open_rules import with_open_rules
 from legoai.specs.directives.hole import Undecided
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 BASE = """\
 model llama3("tiny", n_layers = 2)

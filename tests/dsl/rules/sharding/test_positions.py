@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.marks import some_slow
-from support.rule_plans import codes, diagnostics, message
+from support.texts.rule_plans import codes, diagnostics, message
 
 LLAMA = {
     "model_type": "llama",

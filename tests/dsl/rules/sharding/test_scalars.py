@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import BASE, codes, diagnostics, message
+from support.texts.rule_plans import BASE, codes, diagnostics, message
 
 FACTORY = """
 import torch

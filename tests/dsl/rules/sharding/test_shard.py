@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import codes, diagnostics, message, place
+from support.texts.rule_plans import codes, diagnostics, message, place
 
 MESH = "mesh (dp_shard = 4, tp = 2)\n"
 

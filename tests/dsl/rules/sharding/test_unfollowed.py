@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 FACTORY = """
 import torch
@@ -118,7 +118,7 @@ def test_eager_experts_of_transformers_are_named_as_the_reason(folder: Path, bod
     ],
 )
 def test_ranks_that_may_decide_differently_are_reported(kind: str, plan: str, axis: str | None):
-    text = f'model python("support.read_weights:build", kind = "{kind}")\n{plan}'
+    text = f'model python("support.models.read_weights:build", kind = "{kind}")\n{plan}'
     found = [item for item in diagnostics(text) if item.code == "LP336"]
     assert len(found) == (axis is not None)
     if axis is not None:

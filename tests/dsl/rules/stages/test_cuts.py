@@ -12,9 +12,9 @@ from legoai.dsl.lint import lint
 from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifests.shapes import words
 from legoai.specs.models.source import ModelSource
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
-MODELS = Path(__file__).parents[3] / "support" / "models_to_cut.py"
+MODELS = Path(__file__).parents[3] / "support" / "models" / "models_to_cut.py"
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from legoai.dsl.analysis.model import without_tied_embeddings
 from legoai.dsl.analysis.stages.orders import OrderError, order_faults, read_order
 from legoai.dsl.lint import lint
 from support.marks import slow_but
-from support.rule_plans import codes, diagnostics, message, place
+from support.texts.rule_plans import codes, diagnostics, message, place
 
 SINGLE = {"GPipe": schedules.ScheduleGPipe, "1F1B": schedules.Schedule1F1B}
 MULTI = {
@@ -156,7 +156,7 @@ def test_invalid_split_points_are_refused(split: str, code: str | None) -> None:
 
 
 def test_split_before_a_module_that_holds_others_is_refused() -> None:
-    nested = 'model python("support.other_authors:build", kind = "nested")\nmesh (pp = 2)\n'
+    nested = 'model python("support.models.other_authors:build", kind = "nested")\nmesh (pp = 2)\n'
     found = message(f"{nested}pipeline on pp (schedule = 1F1B, split = [inner])", "LP507")
     assert found == "a stage cannot begin with `inner`, which holds several modules that one may begin with"
     found = message(f"{nested}pipeline on pp (schedule = 1F1B, split = [inner.blocks])", "LP507")

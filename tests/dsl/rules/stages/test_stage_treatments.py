@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, place
+from support.texts.rule_plans import codes, place
 
 PIPELINE = "mesh (pp = 2, dp_shard = 4)\npipeline on pp\n"
 

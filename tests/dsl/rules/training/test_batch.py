@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.rule_plans import codes, diagnostics, message
+from support.texts.rule_plans import codes, diagnostics, message
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 SHARDS = "mesh (dp_shard = 8)\nfsdp on dp_shard { blocks.* = unit }\n"
 REPLICAS = "mesh (dp_replicate = 8)\nreplicate on dp_replicate\n"
@@ -13,7 +13,7 @@ FULL = "checkpoint { blocks.* = full }\n"
 
 
 def model(kind: str, options: str = "") -> str:
-    return f'model python("support.read_weights:build", kind = "{kind}"{options})\n'
+    return f'model python("support.models.read_weights:build", kind = "{kind}"{options})\n'
 
 
 def messages(text: str) -> list[str]:
@@ -77,7 +77,7 @@ def test_frequencies_of_tokens_are_not_counted_on_pieces():
 
 @pytest.mark.parametrize(("rows", "named"), [("sparse_bag", "embedding"), ("sparse_function", "embedding.weight")])
 def test_sparse_gradients_of_bags_and_functions_are_refused(rows: str, named: str):
-    given = f'model python("support.untraced:build", rows = "{rows}")\n'
+    given = f'model python("support.models.untraced:build", rows = "{rows}")\n'
     with pytest.raises(AssertionError, match=f"LP232 `{named}` has a sparse gradient"):
         codes(given)
     assert codes(given.replace(rows, ""))

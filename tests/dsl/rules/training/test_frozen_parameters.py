@@ -11,12 +11,12 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.analysis.magnitudes.state import StateBytes, state_bytes
 from legoai.dsl.differences.checkpoints import loading
 from legoai.dsl.lint import lint
-from support import frozen_models
-from support.rule_plans import codes, message
+from support.models import frozen_models
+from support.texts.rule_plans import codes, message
 
 PLAN = """
 plan test
-model   python("support.frozen_models:{factory}"{sizes})
+model   python("support.models.frozen_models:{factory}"{sizes})
 cluster h100_sxm(devices = 2)
 batch   (global = 4, micro = 1, seq_len = 16)
 mesh    (dp_shard = 2)
@@ -63,7 +63,8 @@ def test_budget_that_a_frozen_model_keeps_is_clean() -> None:
 
 
 def test_group_of_frozen_parameters_changes_nothing() -> None:
-    model = 'model python("support.frozen_models:added_layers")\noptimizer adamw(lr = 1e-3) {{ {} = group(lr = 1e-4) }}'
+    model = 'model python("support.models.frozen_models:added_layers")\n'
+    model += "optimizer adamw(lr = 1e-3) {{ {} = group(lr = 1e-4) }}"
     assert "the model freezes `layers.0.up.weight` and `layers.1.up.weight`" in message(
         model.format("layers.*.up"), "LP686"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.diagnostics.diagnostic import Diagnostic
 from legoai.dsl.lint import lint
-from support.rule_plans import codes
+from support.texts.rule_plans import codes
 
 GPU = "cluster h100_sxm\nmesh (dp_shard = 8)\nbatch (global = 8, micro = 1, seq_len = 1024)\n"
 SPLIT = GPU.replace("dp_shard = 8", "dp_shard = 4, tp = 2") + "shard on tp { output = colwise(output = replicate) }\n"
@@ -36,7 +36,7 @@ def test_vocabularies_in_half_precision_are_multiples_of_eight(plan: str, wrong:
     ("kind", "cure"), [("compiled", "compile { "), ("checkpointed", "checkpoint { "), ("compiled_in_place", None)]
 )
 def test_modules_that_the_model_wraps_itself_are_refused(kind: str, cure: str | None):
-    plan = f'plan test\nmodel python("support.other_authors:build", kind = "{kind}")\ncluster cpu\n'
+    plan = f'plan test\nmodel python("support.models.other_authors:build", kind = "{kind}")\ncluster cpu\n'
     plan += "batch (global = 8, micro = 8, seq_len = 8)\noptimizer adamw(lr = 1e-3)\n"
     found = [item for item in lint(plan, "test.plan", directory=Path()).diagnostics if item.code == "LP233"]
     assert [item.label.span.line for item in found] == ([2] if cure else [])
@@ -44,7 +44,7 @@ def test_modules_that_the_model_wraps_itself_are_refused(kind: str, cure: str | 
 
 
 def of_factory(kind: str) -> list[Diagnostic]:
-    plan = f'plan test\nmodel python("support.left_on_meta:build", kind = "{kind}")\ncluster cpu\n'
+    plan = f'plan test\nmodel python("support.models.left_on_meta:build", kind = "{kind}")\ncluster cpu\n'
     plan += "batch (global = 8, micro = 8, seq_len = 8)\noptimizer adamw(lr = 1e-3)\n"
     found = lint(plan, "test.plan", directory=Path()).diagnostics
     return [item for item in found if item.code.startswith("LP2")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support.rule_plans import codes, message
+from support.texts.rule_plans import codes, message
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -83,7 +83,7 @@ def test_low_precision_optimizer_state_is_refused(state: str) -> None:
     ],
 )
 def test_complex_parameters_are_not_updated_by_fused_kernels(optimizer: str, is_refused: bool) -> None:
-    given = f'model python("support.untraced:build", what = "complex")\noptimizer {optimizer}\n'
+    given = f'model python("support.models.untraced:build", what = "complex")\noptimizer {optimizer}\n'
     assert ("LP678" in codes(given)) is is_refused
     assert "LP678" not in codes(given.replace("complex", ""))
     parameter = torch.ones(2, dtype=torch.complex64, requires_grad=True)

@@ -8,7 +8,7 @@ import pytest
 
 from legoai.dsl.analysis.magnitudes.state import state_bytes
 from legoai.dsl.lint import lint
-from support.rule_plans import BASE, codes, message
+from support.texts.rule_plans import BASE, codes, message
 
 ADAMW = "optimizer adamw(lr = 3e-4, weight_decay = 0.1)"
 TIED = BASE.replace('"tiny"', '"tiny", tie_embeddings = true')

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from legoai.dsl.lint import lint
-from support.manifests import inspected_in_this_process
+from support.models.manifests import inspected_in_this_process
 
 FACTORY = """
 import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.rule_plans import codes
+from support.texts.rule_plans import codes
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legoai.runtime.optimizer.schedule import warmup_schedule
-from support.rule_plans import codes
+from support.texts.rule_plans import codes
 
 
 def rates(form: str, warmup: int, steps: int, floor: float) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 CONFIG = Path(__file__).parents[3] / "support" / "huggingface" / "qwen3_moe.json"
 FACTORY = """

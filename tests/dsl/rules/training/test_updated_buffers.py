@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rule_plans import codes, diagnostics
+from support.texts.rule_plans import codes, diagnostics
 
 FACTORY = """
 import torch

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
-from support.operator_calls import Calls
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
+from support.training.operator_calls import Calls
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
 
 BOTH = f"""\
 mesh (dp_shard = 2, tp = 2)

@@ -15,11 +15,11 @@ from legoai.lowering.program import lower
 from legoai.runtime import RecomputeWithin
 from legoai.runtime.torch_internals.checkpointing import recompute_freely
 from support.marks import NEEDS_SOLVER, some_slow
-from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
-from support.operator_calls import Calls
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
-from support.zoo import CONFIGS, SEQUENCE
+from support.models.zoo import CONFIGS, SEQUENCE
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
+from support.training.operator_calls import Calls
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -103,7 +103,7 @@ def test_only_unsaved_operators_are_recomputed(gloo, data):
     assert none["mm"] < counts("layers.* = budget(40%)")["mm"] < budget["mm"]
 
 
-SHARED = f'plan shared\nmodel python("support.factories:build_shared")\ncluster cpu(devices = 2)\n{TRAINING}'
+SHARED = f'plan shared\nmodel python("support.models.factories:build_shared")\ncluster cpu(devices = 2)\n{TRAINING}'
 
 
 def test_module_with_several_places_is_recomputed_in_all_of_them(gloo, data):
@@ -139,12 +139,12 @@ def test_program_names_the_saved_operators():
         ('llama3("tiny")', "", False),
         ('llama3("tiny")', "(preserve_rng = true)", True),
         ('llama3("tiny")', "(preserve_rng = false)", False),
-        ('python("support.factories:build")', "", False),
-        ('python("support.factories:build")', "(preserve_rng = true)", True),
-        ('python("support.factories:build_random")', "", True),
-        ('python("support.factories:build_random")', "(preserve_rng = false)", False),
-        ('python("support.factories:build_random", drop = 0.0)', "", False),
-        ('python("support.factories:build_unfollowed")', "", True),
+        ('python("support.models.factories:build")', "", False),
+        ('python("support.models.factories:build")', "(preserve_rng = true)", True),
+        ('python("support.models.factories:build_random")', "", True),
+        ('python("support.models.factories:build_random")', "(preserve_rng = false)", False),
+        ('python("support.models.factories:build_random", drop = 0.0)', "", False),
+        ('python("support.models.factories:build_unfollowed")', "", True),
     ],
 )
 def test_rng_state_is_preserved_for_random_models_or_on_request(model, option, kept):
@@ -157,7 +157,7 @@ def test_rng_state_is_preserved_for_random_models_or_on_request(model, option, k
 
 
 def test_rng_state_is_preserved_per_module_with_random_operators():
-    model = 'python("support.factories:build_random")'
+    model = 'python("support.models.factories:build_random")'
     text = lowered(
         f"{HEAD}{TRAINING}checkpoint {{ embeddings = full, blocks.* = full }}".replace('llama3("tiny")', model)
     ).text
@@ -168,7 +168,7 @@ def test_rng_state_is_preserved_per_module_with_random_operators():
 @pytest.mark.parametrize(("kind", "early"), [("none", True), ("noise", False)])
 @pytest.mark.parametrize("treatment", ["full", "selective([matmul])", "budget(50%)"])
 def test_recomputation_goes_on_where_an_operator_fills_noise_late(treatment: str, kind: str, early: bool):
-    model = f'python("support.in_place_factories:build", kind = "{kind}")'
+    model = f'python("support.models.in_place_factories:build", kind = "{kind}")'
     text = lowered(
         f"{HEAD}{TRAINING}checkpoint {{ embeddings = full, blocks.* = {treatment} }}".replace('llama3("tiny")', model)
     ).text

@@ -7,10 +7,10 @@ import torch
 
 from legoai.runtime.compiled import compile_with_hooks
 from support.marks import some_slow
-from support.meshed import TRAINING, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.read_weights import build
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.models.read_weights import build
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training.meshed import TRAINING, UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {UNITS}{DOUBLE}"
@@ -177,7 +177,7 @@ def overlap() -> None:
 @pytest.mark.parametrize("kind", ["attending", "sequential"])
 def test_modules_with_a_forward_of_torch_are_compiled_with_their_hooks(kind: str):
     path = {"attending": "blocks.*.attention", "sequential": "blocks.*"}[kind]
-    model = f'model python("support.read_weights:build", kind = "{kind}")'
+    model = f'model python("support.models.read_weights:build", kind = "{kind}")'
     statements = f"batch (global = 8, micro = 2, seq_len = 16)\ncompile {{ {path} = aot_eager }}\n"
     text = lowered(f"plan net\n{model}\ncluster cpu(devices = 1)\n{statements}").text
     block = path.replace("blocks.*", "block")

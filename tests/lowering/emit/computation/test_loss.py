@@ -10,9 +10,9 @@ import torch
 from legoai.runtime.torch_internals.distributed.fake_world import forget_meshes
 from legoai.runtime.training import trainer
 from support.marks import slow_but
-from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
+from support.training.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}{DOUBLE}"
 
@@ -66,7 +66,7 @@ def test_compiled_loss_equals_the_eager_one(world: int, gloo, data, alone_in_two
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_compile_cache_is_separate_per_rank(gloo, data, alone_in_two_blocks, tmp_path, monkeypatch):
-    monkeypatch.setattr("support.gloo.CALL_SECONDS", 280.0)
+    monkeypatch.setattr("support.training.gloo.CALL_SECONDS", 280.0)
     for _ in range(2):  # the second time from the cache on disk
         for result in gloo(4)(train_cached, text_of(f"{BOTH}loss fused", TWO_BLOCKS), data, str(tmp_path)):
             assert_close(result, alone_in_two_blocks, TOLERANCE)
@@ -79,7 +79,7 @@ def test_shared_compile_cache_mixes_process_groups(gloo, data, tmp_path, monkeyp
 
     A rank asks for the group of another, or waits in it for ranks that are elsewhere.
     """
-    monkeypatch.setattr("support.gloo.CALL_SECONDS", 280.0)
+    monkeypatch.setattr("support.training.gloo.CALL_SECONDS", 280.0)
     arguments = text_of(f"{BOTH}loss fused", TWO_BLOCKS), data, str(tmp_path), False
     ranks = gloo(4)
     ranks(train_cached, *arguments)

@@ -12,9 +12,9 @@ from torch import nn
 from legoai.runtime import RunError, convert_to_float8
 from legoai.runtime.float8 import float8_products
 from legoai.specs.models.layers import Linear
-from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
-from support.staged import train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals
+from support.training.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
+from support.training.staged import train
 
 BOTH = f"mesh (dp_shard = 2, tp = 2)\n{SEQUENCE_PARALLEL}\nfsdp on dp_shard {UNITS}"
 RULES = """precision {
@@ -93,7 +93,8 @@ def test_layer_with_several_places_is_converted_in_all_of_them():
 
 
 def test_program_converts_a_layer_in_all_of_its_places():
-    head = f'plan shared\nmodel python("support.factories:build_sharing")\ncluster h100_sxm(devices = 1)\n{TRAINING}'
+    model = 'model python("support.models.factories:build_sharing")'
+    head = f"plan shared\n{model}\ncluster h100_sxm(devices = 1)\n{TRAINING}"
     text = lowered(f"{head}precision {{ blocks.*.mixer.* = float8 }}\n").text
     assert 'convert_to_float8(model.blocks[0], ("mixer.up",), recipe="tensorwise", everywhere_in=model)' in text
     assert text.count("everywhere_in=") == 1

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from support.marks import slow_but, some_slow
-from support.meshed import UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL
+from support.training.meshed import UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 PLANS = {
     "replicas in buckets": f"mesh (dp_replicate = 4)\nreplicate on dp_replicate (bucket = 2MiB)\n{DOUBLE}",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from legoai.runtime.device import Device
-from support.plans import FULL, lowered
+from support.texts.plans import FULL, lowered
 
 
 @pytest.mark.parametrize(("said", "value"), [("true", "True"), ("false", "False")])

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from support.marks import slow_but
-from support.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, errors, lowered
+from support.training.meshed import TRAINING, TWO_BLOCKS, UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 PLANS = {
     "keys gathered": f"mesh (cp = 4)\ncontext on cp\nfsdp on cp {UNITS}{DOUBLE}",

@@ -9,9 +9,9 @@ import pytest
 import legoai
 from support import ROOT
 from support.marks import slow_but
-from support.meshed import TRAINING, UNITS
-from support.plans import PIECES_OF_EXPERTS, SEQUENCE_BESIDE_EXPERTS, errors, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import PIECES_OF_EXPERTS, SEQUENCE_BESIDE_EXPERTS, errors, lowered
+from support.training.meshed import TRAINING, UNITS
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 HEAD = """\
 plan sparse

@@ -13,10 +13,10 @@ from legoai.dsl.analysis.analysis import Analysis
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.lowering.verify.prepare import prepare
-from support.drawn_plans import CONFIGS
 from support.marks import some_slow
-from support.simulated import in_a_fork
-from support.staged import assert_close, train
+from support.simulation.simulated import in_a_fork
+from support.texts.drawn_plans import CONFIGS
+from support.training.staged import assert_close, train
 
 FAMILIES = ("mixtral", "qwen3_moe", "deepseek_v3")
 TOLERANCE = 1e-4  # norms and routers of `transformers` compute in fp32

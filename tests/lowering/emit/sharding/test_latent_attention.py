@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from support.meshed import TRAINING, UNITS
-from support.plans import errors, lowered
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
+from support.texts.plans import errors, lowered
+from support.training.meshed import TRAINING, UNITS
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
 
 HEAD = """\
 plan latent

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from support import staged
 from support.marks import slow_but
-from support.meshed import TWO_BLOCKS, UNITS, text_of
-from support.plans import HEAD, SEQUENCE_PARALLEL
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL
+from support.training import staged
+from support.training.meshed import TWO_BLOCKS, UNITS, text_of
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 OVERLAPPED = SEQUENCE_PARALLEL.replace("to = replicate)", "to = replicate, overlap = backward)").replace(
     "loss_parallel = true)", "overlap = backward, loss_parallel = true)"

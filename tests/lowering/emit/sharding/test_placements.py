@@ -7,8 +7,8 @@ import pytest
 import legoai.runtime.training.trainer  # noqa: F401  what torch registers once must not come with an inspected model
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.drawn_plans import CONFIGS
-from support.staged import assert_close, train
+from support.texts.drawn_plans import CONFIGS
+from support.training.staged import assert_close, train
 
 LLAMA = 'llama3("tiny", n_layers = 1, dim = 32, n_heads = 4, n_kv_heads = 2, hidden_dim = 64, vocab_size = 256)'
 GPT = 'gpt2("small", n_layers = 1, dim = 32, n_heads = 4, hidden_dim = 64, vocab_size = 256, max_seq_len = 64)'

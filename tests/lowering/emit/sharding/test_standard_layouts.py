@@ -14,7 +14,7 @@ from legoai.dsl.frontend.resolve import resolve
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
 from legoai.specs.models.layouts import HUGGING_FACE, StandardLayouts
-from support.staged import DOUBLE, PLAIN_DOUBLE, assert_close, train
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, assert_close, train
 
 DECODER = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -12,8 +12,8 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from support.marks import slow_but, some_slow
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals, without_hash
-from support.staged import (
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered, refusals, without_hash
+from support.training.staged import (
     DOUBLE,
     KEPT,
     PLAIN_DOUBLE,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from support.marks import slow_but, some_slow
-from support.plans import lowered, refusals
-from support.staged import (
+from support.texts.plans import lowered, refusals
+from support.training.staged import (
     DOUBLE,
     PLAIN_DOUBLE,
     TRAINING,
@@ -41,26 +41,26 @@ def config(folder: Path, fields: dict) -> str:
     return head(f'huggingface("{path}")')
 
 
-FACTORY = head('python("support.factories:build", dim = 32, depth = 5)')
+FACTORY = head('python("support.models.factories:build", dim = 32, depth = 5)')
 TOLERANCE = 1e-10
 HUGGING_FACE_TOLERANCE = 1e-6
 """Llama's norms and rotations are computed in fp32, whatever the model's dtype is."""
 BODIES = {
     "factory": (FACTORY, "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE),
     "a sequence and nothing else": (
-        FACTORY.replace("support.factories:build", "support.factories:build_sequence"),
+        FACTORY.replace("support.models.factories:build", "support.models.factories:build_sequence"),
         'mesh (pp = 2)\npipeline on pp (schedule = 1F1B, split = ["3"])\n' + PLAIN_DOUBLE,
     ),
     "tokens before samples": (
-        FACTORY.replace("support.factories:build", "support.factories:build_tokens_first"),
+        FACTORY.replace("support.models.factories:build", "support.models.factories:build_tokens_first"),
         "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE,
     ),
     "transposed gradients": (
-        FACTORY.replace("support.factories:build", "support.factories:build_summed"),
+        FACTORY.replace("support.models.factories:build", "support.models.factories:build_summed"),
         "mesh (pp = 2)\npipeline on pp (schedule = ZBVZeroBubble)\n" + PLAIN_DOUBLE,
     ),
     "all tokens in one dim": (
-        FACTORY.replace("support.factories:build", "support.factories:build_flat"),
+        FACTORY.replace("support.models.factories:build", "support.models.factories:build_flat"),
         "mesh (pp = 2)\npipeline on pp (schedule = 1F1B)\n" + PLAIN_DOUBLE,
     ),
     "factory in shards": (
@@ -94,7 +94,7 @@ OTHER_DTYPES = {
 @pytest.mark.parametrize("name", some_slow(OTHER_DTYPES, "narrower"))
 def test_blocks_that_return_another_dtype_train_in_stages_as_one_process_does(name: str, gloo, data):
     factory, axes, units = OTHER_DTYPES[name]
-    head = FACTORY.replace("support.factories:build", f"support.factories:{factory}")
+    head = FACTORY.replace("support.models.factories:build", f"support.models.factories:{factory}")
     [alone] = gloo(1)(train, lowered(f"{head}mesh (dp_shard = 1)\n{units}").text, data)
     body = f"mesh (pp = 2{axes})\n{units}pipeline on pp (schedule = 1F1B)\n"
     result = together(gloo(4 if axes else 2)(train, lowered(f"{head}{body}").text, data))

@@ -10,8 +10,8 @@ import torch
 from legoai.dsl.lint import lint
 from legoai.specs.directives.pipeline import SPLIT_BACKWARD
 from support.marks import NEEDS_SOLVER
-from support.plans import HEAD
-from support.staged import (
+from support.texts.plans import HEAD
+from support.training.staged import (
     PLAIN_DOUBLE,
     SCHEDULES,
     TOLERANCE,

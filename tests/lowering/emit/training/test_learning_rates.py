@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from legoai.lowering.verify.one_device import _factor
-from support.plans import lowered, resolved
+from support.texts.plans import lowered, resolved
 
 HEAD = """plan a
 model llama3("tiny")

@@ -13,13 +13,13 @@ from legoai.lowering.program import LoweringError, Program, lower
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
-from support.meshed import TRAINING
-from support.plans import lowered, refusals, resolved
-from support.staged import PLAIN_DOUBLE, TOLERANCE, assert_close, train
+from support.texts.plans import lowered, refusals, resolved
+from support.training.meshed import TRAINING
+from support.training.staged import PLAIN_DOUBLE, TOLERANCE, assert_close, train
 
 OTHERS = """\
 plan theirs
-model   python("support.factories:build", dim = 32, depth = 5)
+model   python("support.models.factories:build", dim = 32, depth = 5)
 cluster cpu(devices = 4)
 """
 BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
@@ -27,17 +27,19 @@ BATCH = "batch (global = 8, micro = 2, seq_len = 32)\n"
 
 def test_factory_is_imported_and_called_with_plan_arguments():
     text = lowered(OTHERS + BATCH).text
-    assert "from support.factories import build\n" in text
+    assert "from support.models.factories import build\n" in text
     assert "    return build(depth=5, dim=32)  # tiny.plan:2\n" in text
-    assert """        factory='python("support.factories:build", depth = 5, dim = 32)',  # tiny.plan:2\n""" in text
+    assert (
+        """        factory='python("support.models.factories:build", depth = 5, dim = 32)',  # tiny.plan:2\n""" in text
+    )
 
 
 def test_factory_with_a_program_name_is_qualified_by_module():
-    text = lowered(OTHERS.replace("support.factories:build", "support.factories:trainer") + BATCH).text
-    assert "import support.factories\n" in text
-    assert "    return support.factories.trainer(depth=5, dim=32)" in text
-    text = lowered(OTHERS.replace("support.factories:build", "support.factories:Zoo.small") + BATCH).text
-    assert "from support.factories import Zoo\n" in text
+    text = lowered(OTHERS.replace("support.models.factories:build", "support.models.factories:trainer") + BATCH).text
+    assert "import support.models.factories\n" in text
+    assert "    return support.models.factories.trainer(depth=5, dim=32)" in text
+    text = lowered(OTHERS.replace("support.models.factories:build", "support.models.factories:Zoo.small") + BATCH).text
+    assert "from support.models.factories import Zoo\n" in text
     assert "    return Zoo.small(depth=5, dim=32)" in text
 
 
@@ -160,7 +162,7 @@ def test_preset_dimensions_are_written_into_the_program():
 
 
 def test_lowering_imports_no_torch():
-    code = "import sys; from support.plans import FULL, lowered; lowered(FULL);sys.exit('torch' in sys.modules)"
+    code = "import sys; from support.texts.plans import FULL, lowered; lowered(FULL);sys.exit('torch' in sys.modules)"
     import subprocess
 
     done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)

@@ -10,7 +10,7 @@ import pytest
 
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
-from support.staged import train
+from support.training.staged import train
 
 HEAD = """\
 plan updates

@@ -14,8 +14,8 @@ from legoai.runtime.device import Device
 from legoai.specs.models.build import build_model
 from legoai.specs.models.reads import Tokens
 from support.marks import slow_but
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, resolved
-from support.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, together, train
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered, resolved
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, STEPS, TOLERANCE, assert_close, together, train
 
 GROUPS = """\
 optimizer adamw(lr = 1e-2, betas = [0.9, 0.95], weight_decay = 0.1) {

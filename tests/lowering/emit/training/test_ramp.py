@@ -14,8 +14,8 @@ from legoai.lowering.verify.one_device import train as train_by_hand
 from legoai.runtime import RunError
 from legoai.specs.models.build import build_model
 from legoai.specs.models.reads import Tokens
-from support.plans import HEAD, lowered, manifest_of, resolved
-from support.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
+from support.texts.plans import HEAD, lowered, manifest_of, resolved
+from support.training.staged import DOUBLE, PLAIN_DOUBLE, TOLERANCE, assert_close, together, train
 
 BATCH = "batch (global = 16, micro = 2, seq_len = 16, ramp = stages(global = [4, 8], until = [1, 3]))\n"
 TRAINING = f"""\

@@ -9,7 +9,7 @@ import pytest
 
 from legoai.lowering.emit.training.run import planned
 from legoai.runtime.launching.options import PLANNED, parse_options
-from support.plans import lowered, resolved
+from support.texts.plans import lowered, resolved
 
 PLAN = """plan a
 model llama3("tiny")

@@ -26,11 +26,11 @@ from legoai.lowering.profile import (
     saved_profile,
 )
 from legoai.specs.cache import with_digest
-from support.meshed import text_of
-from support.plans import HEAD, lowered, resolved
-from support.profiled import train_measured
-from support.simulated import in_a_fork
-from support.step_graphs import after_each_pass
+from support.simulation.simulated import in_a_fork
+from support.simulation.step_graphs import after_each_pass
+from support.texts.plans import HEAD, lowered, resolved
+from support.training.meshed import text_of
+from support.training.profiled import train_measured
 
 TWO_LAYERS = HEAD.replace('"tiny"', '"tiny", n_layers = 2')
 BODY = """\

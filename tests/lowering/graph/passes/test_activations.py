@@ -19,8 +19,8 @@ from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.recomputation import budget as recompute_budget
 from legoai.runtime.recomputation.policies import keep_outputs, traced_by
 from legoai.runtime.torch_internals.compiler.graph_passes import make_fx
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered
 
 BODY = f"""\
 batch (global = 8, micro = 2, seq_len = 256)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.meshed import text_of
-from support.plans import SEQUENCE_PARALLEL
-from support.staged import together, train
+from support.texts.plans import SEQUENCE_PARALLEL
+from support.training.meshed import text_of
+from support.training.staged import together, train
 
 SMALL = """\
 plan small

@@ -14,9 +14,9 @@ from legoai.lowering.graph import StepGraph
 from legoai.lowering.graph.passes.blocks import Blocks
 from legoai.lowering.graph.passes.offload import saved_activations
 from legoai.lowering.graph.step.places import place_of
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD, lowered
 
 ALL = "offload (activations = all)\n"
 CALLS = ("to_host", "wait_on_host", "to_device", "wait_on_device")

@@ -22,9 +22,9 @@ from legoai.lowering.graph.passes.offload_state import backs_under, frees_under,
 from legoai.lowering.graph.step.step_graph import StepGraph
 from legoai.runtime.offloading.state_copies import StateCopies
 from legoai.specs.fragments import Fragment, within
-from support.plans import HEAD, SEQUENCE_PARALLEL, lowered, manifest_of, resolved
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD, SEQUENCE_PARALLEL, lowered, manifest_of, resolved
 
 SMALL = HEAD.replace('"tiny"', '"tiny", n_layers = 2')
 BODY_OF_GPUS = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("seq_len = 16", "seq_len = 256")

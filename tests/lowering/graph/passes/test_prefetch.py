@@ -12,9 +12,9 @@ from legoai.cost.trace.records import Allocate, Collective
 from legoai.lowering.graph import StepGraph
 from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.passes.memory import held
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY
+from support.texts.plans import HEAD, lowered
 
 PREFETCH = BODY.replace("reorder = true", "reorder = true, prefetch = proactive(limit = 1GiB)")
 

@@ -11,9 +11,9 @@ from legoai.cost.memory.storages import memory
 from legoai.cost.trace.records import Collective
 from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.passes.memory import held
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY
+from support.texts.plans import HEAD, lowered
 
 OF_FOUR = HEAD.replace("cpu(devices = 4)", "h100_sxm") + BODY.replace("dp_shard = 2", "dp_shard = 4")
 

@@ -15,9 +15,9 @@ from legoai.lowering.graph.contracts import watched
 from legoai.lowering.graph.passes.memory import Life, held
 from legoai.lowering.graph.passes.overlap import gathers_of
 from legoai.lowering.graph.passes.unshard import with_changes
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
-from support.step_graphs import BODY, after_each_pass
+from support.simulation.simulator import in_the_simulator
+from support.simulation.step_graphs import BODY, after_each_pass
+from support.texts.plans import HEAD, lowered
 
 SPLIT = BODY.replace("layers.* = unit", "layers.*.{attention, feed_forward} = unit")
 ON_GPUS = f"""\

@@ -19,8 +19,8 @@ from legoai.lowering.graph.step.places import place_of
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from support.marks import slow_but
-from support.plans import HEAD, lowered
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
+from support.texts.plans import HEAD, lowered
 
 BODY = """\
 batch    (global = 16, micro = 2, seq_len = 16)

@@ -22,7 +22,8 @@ from legoai.runtime.torch_internals.compiler.graphs import FakeScriptObject
 from legoai.runtime.torch_internals.compiler.inductor import DeviceProperties, config
 from legoai.runtime.torch_internals.patching import original
 from legoai.specs.cluster import Device, Processor, device, device_names
-from support import programs, simulated
+from support.simulation import simulated
+from support.training import programs
 
 SHAPE = (2, 32, programs.DIM)
 

@@ -13,7 +13,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.errors import RunError, RunErrorCode
 from legoai.runtime.process_group import process_group
 from legoai.runtime.torch_internals.compiler.cuda_graphs import drop_cuda_graphs
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 TREES = "torch._inductor.cudagraph_trees"
 

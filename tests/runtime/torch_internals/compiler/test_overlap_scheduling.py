@@ -12,7 +12,7 @@ from legoai.runtime.torch_internals.compiler.graph_passes import make_fx
 from legoai.runtime.torch_internals.compiler.overlap_scheduling import schedule
 from legoai.runtime.torch_internals.distributed.fake_world import FakeStore
 from legoai.runtime.torch_internals.fake_tensors import FakeTensorMode
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 SIZE = 64
 COLLECTIVES = torch.ops._c10d_functional

@@ -18,7 +18,7 @@ from legoai.runtime.device import Device
 from legoai.runtime.process_group import process_group
 from legoai.runtime.torch_internals.distributed import gloo_workers
 from legoai.runtime.torch_internals.distributed.gloo_workers import wait_for_gloo_workers
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="the system does not tell what threads do")
 

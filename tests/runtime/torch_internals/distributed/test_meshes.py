@@ -15,7 +15,7 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.runtime.parallelism.mesh import join_axes, split_off_experts
 from legoai.runtime.torch_internals.fake_tensors import unset_fake_temporarily
 from legoai.runtime.torch_internals.patching import original
-from support import simulated
+from support.simulation import simulated
 
 
 class Nobody(Recorder):

@@ -23,8 +23,8 @@ from legoai.cost.trace.marks import ACTION, BATCH, END_ACTION, END_BATCH
 from legoai.cost.trace.records import Collective, Mark, WaitWork
 from legoai.cost.trace.trace import Trace
 from legoai.lowering.program import Program
-from support.pipelines import four_ranks, two_ranks
-from support.simulated import in_a_fork
+from support.simulation.pipelines import four_ranks, two_ranks
+from support.simulation.simulated import in_a_fork
 
 MICRO_BATCHES = 4
 

@@ -16,7 +16,7 @@ from legoai.runtime.launching.signals import held_signals
 from legoai.runtime.parallelism.mesh import join_axes, split_off_experts
 from legoai.runtime.process_group import STARTUP_SECONDS, process_group
 from legoai.runtime.torch_internals.distributed.process_groups import grace_after_failure, starting_under
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 
 def timeouts(seconds: float) -> list[float]:

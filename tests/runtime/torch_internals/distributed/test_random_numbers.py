@@ -18,8 +18,8 @@ from legoai.cost.capture import capture
 from legoai.cost.trace.records import Kernel
 from legoai.runtime.device import Device
 from legoai.runtime.torch_internals.distributed.random_numbers import forget_random_numbers
-from support import programs
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
+from support.training import programs
 
 
 @contextlib.contextmanager

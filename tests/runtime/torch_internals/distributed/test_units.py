@@ -17,7 +17,7 @@ from legoai.cost.simulated.process import simulated_device
 from legoai.cost.simulated.recorder import Capture
 from legoai.cost.trace.records import Allocate, Categorise, Collective
 from legoai.runtime.torch_internals.distributed.units import summed_in_other_type, unsharded_gradients
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

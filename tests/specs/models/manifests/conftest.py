@@ -8,7 +8,7 @@ import pytest
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import ManifestError
 from legoai.specs.models.source import ModelSource
-from support.manifests import inspected_in_this_process
+from support.models.manifests import inspected_in_this_process
 
 FACTORY = """
     import sys

@@ -8,7 +8,7 @@ from torch import nn
 
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.described.recorders.changed_parameters import ChangedParameters
-from support.read_weights import build
+from support.models.read_weights import build
 
 
 class Changing(nn.Module):

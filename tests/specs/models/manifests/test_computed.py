@@ -11,7 +11,7 @@ from legoai.specs.models.inspect import inspect_model
 from legoai.specs.models.manifests.computed.builtin import computed_manifest
 from legoai.specs.models.source import ModelSource
 from support.marks import slow_but
-from support.presets import distinct_presets
+from support.models.presets import distinct_presets
 
 
 def assert_computed_as_inspected(source: ModelSource) -> None:

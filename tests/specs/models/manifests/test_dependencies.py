@@ -12,7 +12,7 @@ from legoai.specs.models.manifests import dependency_recorder
 from legoai.specs.models.manifests.dependencies import fingerprint, unchanged
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.source import ModelSource
-from support.manifests import inspected_in_this_process
+from support.models.manifests import inspected_in_this_process
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from torch import nn
 
 from legoai.specs.models.manifests.described.describe import describe
 from legoai.specs.models.manifests.manifest import Manifest
-from support.in_place_factories import build
+from support.models.in_place_factories import build
 
 
 def changes(model: nn.Module) -> dict[str, tuple[bool, set[tuple[str, str]], bool]]:

@@ -74,7 +74,7 @@ def test_recorder_finds_what_kernels_refuse(function: Callable[..., Any], shape:
 
 def test_autocast_is_followed_on_the_meta_device():
     arguments = {"kind": "autocast"}
-    source = ModelSource(kind="python", target="support.other_authors:build", preset=None, arguments=arguments)
+    source = ModelSource(kind="python", target="support.models.other_authors:build", preset=None, arguments=arguments)
     manifest = inspect_model(source, Path())
     assert manifest.flow_error is None
     assert not manifest.mixed_dtypes

@@ -26,7 +26,7 @@ from legoai.dsl.open_rules import with_open_rules
 from legoai.lowering.program import lower
 from legoai.specs.directives.hole import Hole
 from legoai.specs.directives.shard import Unplaced
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 LLAMA = 'model llama3("1b", n_layers = 4, tie_embeddings = false, vocab_size = 2048)\n'
 MODELS = {

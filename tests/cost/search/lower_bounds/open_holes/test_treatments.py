@@ -15,7 +15,7 @@ from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.lowering.program import lower
 from legoai.specs.directives.checkpoint import Budget
-from support.simulator import in_the_simulator
+from support.simulation.simulator import in_the_simulator
 
 PLAN = """\
 plan small

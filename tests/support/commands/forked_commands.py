@@ -1,8 +1,8 @@
 """Commands in forks of the test process, which has imported what a process of their own would import anew.
 
 A process that is started imports torch for seconds before it simulates. Tests whose subject is what a command says and
-writes need none, but where nothing else may stand on standard error: `support.command_line.started` sets what torch
-reads when it is imported.
+writes need none, but where nothing else may stand on standard error: `support.commands.command_line.started` sets what
+torch reads when it is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 from legoai.cli import main
-from support.simulated import in_a_fork
+from support.simulation.simulated import in_a_fork
 
 
 def forked(*argv: str) -> subprocess.CompletedProcess[str]:

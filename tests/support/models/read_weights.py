@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from support.factories import Decoder
+from support.models.factories import Decoder
 
 
 class Block(nn.Module):

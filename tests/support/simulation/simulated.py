@@ -27,9 +27,9 @@ from legoai.runtime.torch_internals.operators import OpOverload
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
 from legoai.specs.cluster import device
-from support import programs
-from support.simulator import in_the_simulator
-from support.watching import Watching
+from support.simulation.simulator import in_the_simulator
+from support.training import programs
+from support.training.watching import Watching
 
 PROGRAMS = {
     "one device": {},

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from support.plans import HEAD, lowered
-from support.staged import with_fewer_passes
+from support.texts.plans import HEAD, lowered
+from support.training.staged import with_fewer_passes
 
 TRAINING = """\
 batch     (global = 8, micro = 2, seq_len = 32)

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from legoai.runtime import Trainer, matching_cross_entropy, token_cross_entropy
 from legoai.specs.models.huggingface import transformers_model
 from legoai.specs.models.reads import ImagesWithTexts
-from support import programs
+from support.training import programs
 
 SEQUENCE = 16
 

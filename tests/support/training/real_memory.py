@@ -17,9 +17,9 @@ from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.state import Training
 from legoai.runtime.training.step import take_step
 from legoai.specs.allocator import round_block
-from support.recorded import evenly_traced, flat
-from support.simulated import Zeros
-from support.watching import Watching
+from support.simulation.simulated import Zeros
+from support.training.recorded import evenly_traced, flat
+from support.training.watching import Watching
 
 
 class LiveStorages(Watching):

@@ -21,7 +21,7 @@ from legoai.runtime.attention.kernel_choice import attention_kernel
 from legoai.runtime.device import Device
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
-from support.simulated import Zeros
+from support.simulation.simulated import Zeros
 
 STEPS = 2
 

@@ -13,7 +13,7 @@ from legoai.cost.search.result import SearchResult
 from legoai.dsl.lint import lint
 from legoai.dsl.open_plan import OpenPlan
 from legoai.specs.directives.require import METRICS
-from support.drawn_figures import Drawn
+from support.simulation.drawn_figures import Drawn
 
 TEXT = """\
 plan test

@@ -1,7 +1,7 @@
 """Process of the session that simulates for many tests, and keeps what it has traced.
 
-A process for each test (`support.simulated.in_a_fork`) traces each plan anew. Tests that replace functions or
-environment variables, or whose functions leave state behind, need one of their own still.
+A process for each test (`support.simulation.simulated.in_a_fork`) traces each plan anew. Tests that replace functions
+or environment variables, or whose functions leave state behind, need one of their own still.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from support.gloo import end_with_the_session
+from support.training.gloo import end_with_the_session
 
 CALL_SECONDS = 280
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from legoai.dsl.lint import Linted, lint
-from support.drawn_plans import CONFIGS, drawn_plans
-from support.plan_parts import DrawnPlan
+from support.texts.drawn_plans import CONFIGS, drawn_plans
+from support.texts.plan_parts import DrawnPlan
 
 NO_OPERATOR = '"some.file"'
 """A drawn text that no operator has for its name: lint does not import torch, and leaves that to the run."""

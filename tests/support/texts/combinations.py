@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from support.plans import SEQUENCE_PARALLEL
+from support.texts.plans import SEQUENCE_PARALLEL
 
 _DENSE = """\
 plan combination

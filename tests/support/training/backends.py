@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from support.meshed import text_of
-from support.staged import together, train
+from support.training.meshed import text_of
+from support.training.staged import together, train
 
 MIXED = "precision (param = bf16, reduce = fp32)\n"
 

@@ -20,10 +20,10 @@ from legoai.specs.directives.base import Calls, Directive, Treatment
 from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
-from support.plan_parts import Called, Drawn, DrawnPlan, Value, simple_values, treatments
-from support.presets import distinct_presets
+from support.models.presets import distinct_presets
+from support.texts.plan_parts import Called, Drawn, DrawnPlan, Value, simple_values, treatments
 
-CONFIGS: Final = Path(__file__).parent / "huggingface"
+CONFIGS: Final = Path(__file__).parents[1] / "huggingface"
 """Config files of small Hugging Face models; plans that name them are linted in this folder."""
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from legoai.runtime import RunOptions
-from support.plans import HEAD, lowered
+from support.texts.plans import HEAD, lowered
 
 STEPS = 2
 TOLERANCE = 1e-10

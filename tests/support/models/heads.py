@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support.factories import Decoder
+from support.models.factories import Decoder
 
 
 class Subclass(nn.Linear):

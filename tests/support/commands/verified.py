@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import called
+from support.commands.command_line import called
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from legoai.runtime import Trainer
 from legoai.runtime.device import Device
 from legoai.runtime.training.batches import Batches
 from legoai.runtime.training.step import take_step
-from support import simulated
+from support.simulation import simulated
 
 
 class _Silent(Recorder):

@@ -1,0 +1,1 @@
+"""Calls of the command line and of the language server."""

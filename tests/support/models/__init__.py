@@ -1,0 +1,1 @@
+"""Models of other authors, built-in and published ones, and their manifests."""

@@ -1,0 +1,1 @@
+"""Simulation in tests: programs, traces, timelines and allocators, and searches over them."""

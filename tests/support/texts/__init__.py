@@ -1,0 +1,1 @@
+"""Plans as texts: written, drawn at random, or combined from parts."""
