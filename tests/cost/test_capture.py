@@ -36,7 +36,7 @@ def traced():
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(simulated.PROGRAMS, "fsdp, reduced last", "fsdp and tensor parallel, checkpointed"),
+    slow_but(simulated.PROGRAMS, "fsdp, reduced last"),
 )
 def test_kernels_and_collectives_equal_a_real_run(name, traced, gloo):
     world = simulated.world_of(name)
@@ -53,7 +53,11 @@ def test_kernels_and_collectives_equal_a_real_run(name, traced, gloo):
 
 
 @pytest.mark.parametrize(
-    "name", ["fsdp", "fsdp and tensor parallel", "tensor and sequence parallel, hidden in backward"]
+    "name",
+    slow_but(
+        ["fsdp", "fsdp and tensor parallel", "tensor and sequence parallel, hidden in backward"],
+        "fsdp and tensor parallel",
+    ),
 )
 def test_every_collective_is_waited_for_once(name, traced):
     records = steady(traced(name))

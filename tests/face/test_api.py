@@ -1,6 +1,5 @@
 """The Python API: plans, diagnostics and programs without a command line."""
 
-import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -136,23 +135,26 @@ found = legoai.estimate("small.plan", profile="h100_sxm")
 print(found.step_time > 0, (random.random(), float(numpy.random.rand()), float(torch.rand(()))) == wanted)
 
 print(legoai.run("small.plan", arguments=["--steps", "1", "--data", "small.plan", "--log-every", "0"]))
-try:
-    legoai.run("small.plan", nproc=1, arguments=["--out", "small.plan"])
-except legoai.runtime.RunError as error:
-    print(error.code)
 """
 
 
 def test_verify_estimate_and_run_are_functions(tmp_path: Path):
     (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
-        timeout=200,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["True 2", "True True", "0", "RUN006"], done.stderr
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.stdout.splitlines() == ["True 2", "True True", "0"], done.stderr
     assert (tmp_path / "runs" / "small" / "checkpoints" / "step-1").is_dir()
+
+
+@pytest.mark.slow
+def test_what_ranks_refuse_raises_a_run_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.plan").write_text(SMALL, encoding="utf-8")
+    with pytest.raises(RunError) as caught:
+        legoai.run("small.plan", nproc=1, arguments=["--out", "small.plan"])
+    assert caught.value.code == "RUN006"
 
 
 @pytest.mark.parametrize("arguments", [["--steps", "none"], ["--stepz", "3"], ["--help"]])

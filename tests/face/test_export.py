@@ -89,7 +89,7 @@ def test_exported_checkpoint_of_two_ranks_equals_transformers(gloo, here, capsys
 @pytest.mark.parametrize(
     ("name", "blocks"),
     [
-        ("mixtral", "model.layers.*"),
+        pytest.param("mixtral", "model.layers.*", marks=pytest.mark.slow),
         pytest.param("llama, tied, wide heads, biases", "model.layers.*", marks=pytest.mark.slow),
         ("gpt2", "transformer.h.*"),
     ],

@@ -157,8 +157,10 @@ def test_hole_that_blocks_resolution_is_solved(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.parametrize(
     ("old", "new", "code"),
-    [("global = 8", "global = 4", "LP601"), ("[2, 4] -> 4", "[1, 2] -> 4", "LP220")],
-    ids=["illegal", "outside of the domain"],
+    [
+        pytest.param("global = 8", "global = 4", "LP601", id="illegal"),
+        pytest.param("[2, 4] -> 4", "[1, 2] -> 4", "LP220", id="outside of the domain", marks=pytest.mark.slow),
+    ],
 )
 def test_answers_that_an_edit_made_illegal_are_searched_again(
     old: str, new: str, code: str, capsys: pytest.CaptureFixture[str]
@@ -320,6 +322,7 @@ shard auto on tp  # found
 """
 
 
+@pytest.mark.slow
 @NEEDS_SOLVER
 def test_lines_of_styles_are_those_of_the_plan_that_was_read(capsys: pytest.CaptureFixture[str]):
     """The rules that `shard auto` stands for have its line, and what follows has the line that a person sees."""

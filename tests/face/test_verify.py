@@ -147,6 +147,7 @@ def test_stage_graphs_equal_one_device(capsys: pytest.CaptureFixture[str]):
     assert re.search(r"reductions +\d+ as planned .*float64\n", out), out
 
 
+@pytest.mark.slow
 def test_compiled_loss_equals_one_device(capsys: pytest.CaptureFixture[str]):
     status, out, _ = verified(capsys, COMPILED_LOSS.replace("devices = 4", "devices = 2"))
     assert status == 0, out

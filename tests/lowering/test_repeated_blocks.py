@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from support.marks import some_slow
+from support.marks import slow_but
 from support.texts.plans import lowered
 
 PLAN = """\
@@ -97,7 +97,9 @@ def classes_of(factory: str, depth: int) -> dict[str, str]:
     return {path: "".join(map(str, of_block)) for path, of_block in found if of_block}
 
 
-@pytest.mark.parametrize("way", ["one by one", "residual outside", "first input added", "parts", "each called twice"])
+@pytest.mark.parametrize(
+    "way", slow_but(["one by one", "residual outside", "first input added", "parts", "each called twice"], "one by one")
+)
 def test_blocks_that_forward_treats_alike_share_a_class(way: str):
     assert classes_of(f'build_passing", way = "{way}"', 10) == {"blocks": "0" * 10}
 
@@ -112,7 +114,7 @@ APART = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("way", some_slow(APART, "skips", "results of all"))
+@pytest.mark.parametrize("way", slow_but(APART, "one called twice", "last not called"))
 def test_blocks_that_forward_treats_apart_have_no_classes(way: str):
     # Half as many blocks would repeat with a period, but for the one in the middle.
     assert classes_of(f'build_passing", way = "{way}"', 20) == {}

@@ -121,6 +121,7 @@ def cost_of(path: Path) -> Any:
     return json.loads(out.getvalue())
 
 
+@pytest.mark.slow
 def test_calibrated_device_can_be_named_in_a_plan(ours: Path) -> None:
     path = ours.with_name("on_ours.plan")
     path.write_text(ON_OURS, encoding="utf-8")

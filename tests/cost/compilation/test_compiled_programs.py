@@ -214,6 +214,7 @@ def _largest_loss(*, fused: bool) -> tuple[int, int]:
     return reads, sum(item.bytes for item in records if isinstance(item, Allocate) and item.bytes == 4 * logits)
 
 
+@pytest.mark.slow
 def test_fused_loss_reads_logits_twice_without_an_fp32_copy():
     """As inductor compiles it: one pass for the largest and the sum, one for the loss; eager casts them first."""
     reads, copies = simulated.in_a_fork(_largest_loss, fused=True)

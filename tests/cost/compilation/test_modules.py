@@ -85,6 +85,7 @@ def real_block(backend: str | BackendWithin, policy: str | None = None) -> tuple
     return sizes, groups
 
 
+@pytest.mark.slow
 def test_saved_tensors_equal_the_real_partitioner():
     ours, _, _ = simulated.in_a_fork(simulated_block, "inductor")
     real, _ = simulated.in_a_fork(real_block, "aot_eager_decomp_partition")

@@ -23,7 +23,7 @@ from legoai.specs.models.manifests.load import load_manifest
 from legoai.specs.models.manifests.manifest import Manifest
 from legoai.specs.models.source import ModelSource
 from legoai.specs.plan import Plan
-from support.marks import some_slow
+from support.marks import slow_but
 from support.simulation.simulator import in_the_simulator
 from support.texts.drawn_plans import CONFIGS
 
@@ -62,10 +62,11 @@ def test_deepseeks_active_parameters_are_those_of_its_papers(preset: str, active
     "model",
     [
         pytest.param('llama3("tiny")', marks=pytest.mark.slow), pytest.param('mixtral("tiny")', marks=pytest.mark.slow),
-        'gpt2("small")',
+        pytest.param('gpt2("small")', marks=pytest.mark.slow),
         'llama3("tiny", head_dim = 32, attention_bias = true, mlp_bias = true, qk_norm = true)',
-        'mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)',
-        'deepseek("tiny", v_head_dim = 32)', 'deepseek("tiny", q_lora_rank = 0, scores = "softmax")',
+        pytest.param('mixtral("tiny", head_dim = 32, qkv_bias = true, tie_embeddings = true)', marks=pytest.mark.slow),
+        pytest.param('deepseek("tiny", v_head_dim = 32)', marks=pytest.mark.slow),
+        'deepseek("tiny", q_lora_rank = 0, scores = "softmax")',
     ],
 )  # fmt: skip
 def test_formula_equals_captured_flops_of_one_device(model: str):
@@ -192,12 +193,12 @@ def captured(micro: int, body: str) -> float:
 @pytest.mark.parametrize(
     "body",
     [
-        f"{ON_CP}\ncontext on cp",
-        f"{ON_CP}\ncontext on cp (rotate = alltoall)",
         f"{ON_CP}\ncontext on cp (rotate = alltoall, balance = none)",
         *(
             pytest.param(text, marks=pytest.mark.slow)
             for text in (
+                f"{ON_CP}\ncontext on cp",
+                f"{ON_CP}\ncontext on cp (rotate = alltoall)",
                 f"{ON_CP}\ncontext on cp (balance = none)",
                 f"{ON_CP}\ncontext on cp (rotate = heads)",
                 f"{ON_CP}\ncontext on cp\ncheckpoint {{ blocks.* = full }}",
@@ -233,7 +234,7 @@ def of_mesh(model: str, micro: int, body: str) -> float:
     return estimate(lower(analysis), analysis.plan, analysis.manifest, directory=CONFIGS).model_flops
 
 
-@pytest.mark.parametrize("model", some_slow(['vit("tiny")', 'huggingface("mixtral.json")'], 'vit("tiny")'))
+@pytest.mark.parametrize("model", slow_but(['vit("tiny")', 'huggingface("mixtral.json")']))
 def test_work_that_ranks_of_tp_repeat_counts_once(model: str):
     alone = in_the_simulator(of_mesh, model, 2, "mesh (dp_shard = 4)")
     assert in_the_simulator(of_mesh, model, 4, "mesh (dp_shard = 2, tp = 2)\nshard standard on tp") == alone > 0

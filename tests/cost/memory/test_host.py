@@ -36,7 +36,7 @@ def held_on_devices() -> dict[str, float]:
 @pytest.mark.parametrize(
     ("body", "kinds"),
     [
-        ("offload (parameters = all)", KINDS),
+        pytest.param("offload (parameters = all)", KINDS, marks=pytest.mark.slow),
         ("offload (optimizer = all)", ("optimizer_state",)),
         ("offload (activations = all)", ()),
     ],
@@ -59,7 +59,7 @@ def test_host_holds_what_leaves_the_devices(body: str, kinds: tuple[str, ...]):
     assert "Offloaded to host memory: " in found["page"]
 
 
-@pytest.mark.parametrize(("amount", "least"), [(100_000, 90_000), (511, None)])
+@pytest.mark.parametrize(("amount", "least"), [(100_000, 90_000), pytest.param(511, None, marks=pytest.mark.slow)])
 def test_an_amount_counts_the_parameters_whose_state_fits(amount: int, least: int | None):
     plan = PLAN.replace("on dp_shard", "on dp_shard (backend = graph)")
     body = f"offload (optimizer = bytes({amount}B))"

@@ -35,7 +35,7 @@ def traced(way: str, statement: str = "") -> tuple[bool, bool]:
     [
         ("one by one", True),
         pytest.param("each called twice", True, marks=pytest.mark.slow),
-        ("every second in a residual", True),
+        pytest.param("every second in a residual", True, marks=pytest.mark.slow),
         ("skips", False),
         pytest.param("one called twice", False, marks=pytest.mark.slow),
         pytest.param("results of all", False, marks=pytest.mark.slow),

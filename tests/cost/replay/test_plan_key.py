@@ -145,6 +145,7 @@ def edited_in_one_process(folder: Path) -> None:
     solved(model.cache, model.write(PLAN, "auto in [2, 4]"))
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_modules_as_they_were(tmp_path: Path):
     in_a_fork(edited_in_one_process, tmp_path)
     model, fresh = (Model(tmp_path, "python", cache) for cache in ("cache", "empty"))

@@ -13,6 +13,7 @@ from legoai.cost.report.document import document
 from legoai.cost.report.lines import line_costs
 from legoai.dsl.analysis.analysis import Analysis
 from legoai.lowering.program import lower
+from support.marks import some_slow
 from support.simulation.simulator import in_the_simulator
 from support.texts.plans import manifest_of, resolved
 
@@ -153,6 +154,7 @@ def test_batches_of_sends_and_receives_need_the_communicator_of_their_group():
     assert mixed - apart == 544 * MIB
 
 
+@pytest.mark.slow
 def test_kernels_and_communication_of_muon_are_caused_by_the_optimizer():
     found, phases = in_the_simulator(lines, OPTIMIZERS)
     assert found["optimizer"]["compute_s"] >= phases["optimizer"] > 0
@@ -295,7 +297,7 @@ require recompute <= 0%
 """
 
 
-@pytest.mark.parametrize("checkpoint", ["", "checkpoint { layers.1 = full }"])
+@pytest.mark.parametrize("checkpoint", some_slow(["", "checkpoint { layers.1 = full }"], ""))
 def test_recomputed_chunks_of_a_loss_are_caused_by_the_loss(checkpoint: str):
     found, costs, most = in_the_simulator(of_lines, CHUNKS.format(checkpoint=checkpoint))
     of_loss = [row for row in found["recomputed"] if row["module"] == "loss"]

@@ -45,10 +45,11 @@ EXPERTS = {
     [
         ({"axis": "tp", "operators": COLLECTIVES}, "shard standard on tp (sequence)", "_c10d_functional.broadcast"),
         ({"operators": '"aten._unsafe_view", "aten.view", "aten.addmm"'}, "", "aten.addmm"),
-        (
+        pytest.param(
             {"modules": "layers.*.feed_forward", "operators": '"aten.mm", "aten.silu"'},
             "compile { layers.* = inductor }",
             "",
+            marks=pytest.mark.slow,
         ),
         (EXPERTS, "", "aten.mm"),
     ],

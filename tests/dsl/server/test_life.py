@@ -46,6 +46,7 @@ def test_server_exits_on_end_of_input_and_exit_notification(tmp_path: Path):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+@pytest.mark.slow
 def test_refused_rename_is_no_failure_of_the_server(tmp_path: Path):
     with client(tmp_path) as server:
         text = GOOD.replace("micro = 4", "micro = n") + "let n = 4\n"
@@ -104,6 +105,7 @@ def test_position_encoding_follows_the_client(tmp_path: Path):
         assert found["range"]["start"]["character"] == len('data (source = "🚀", '.encode())
 
 
+@pytest.mark.slow
 def test_files_are_watched_if_the_client_supports_it(tmp_path: Path):
     watching = {"workspace": {"didChangeWatchedFiles": {"dynamicRegistration": True}}}
     with client(tmp_path, capabilities=watching) as server:
@@ -118,6 +120,7 @@ def test_files_are_watched_if_the_client_supports_it(tmp_path: Path):
         assert [item["code"] for item in server.diagnostics("a.plan")] == ["LP210"]
 
 
+@pytest.mark.slow
 def test_exit_without_shutdown_and_interrupt_stop_the_server(tmp_path: Path):
     with client(tmp_path) as server:
         server.notify("exit", None)
@@ -161,7 +164,16 @@ def test_factory_runs_only_on_request(tmp_path: Path):
         assert "LP226" not in [item["code"] for item in after]
         assert (tmp_path / "ran").exists()
         assert "this runs the model factory" in server.note("window/logMessage")["message"]
-    # Its manifest is cached now, so that another session need not run it; a changed factory is not run.
+
+
+@pytest.mark.slow
+def test_factory_that_ran_is_not_run_by_another_server_nor_after_a_change(tmp_path: Path):
+    (tmp_path / "made.py").write_text(FACTORY, encoding="utf-8")
+    with client(tmp_path, options={"costs": False}) as server:
+        server.open("made.plan", OF_A_FACTORY)
+        arguments = [str(tmp_path), "made:build"]
+        server.ask("workspace/executeCommand", {"command": "legoai.runFactory", "arguments": arguments})
+        after = server.diagnostics("made.plan")
     (tmp_path / "ran").unlink()
     with client(tmp_path, options={"costs": False}) as server:
         assert server.open("made.plan", OF_A_FACTORY) == after
@@ -272,6 +284,7 @@ def test_cost_hints_can_be_disabled_and_unknown_options_are_reported(tmp_path: P
         assert json.dumps(server.on("inlayHint", "a.plan", range=server.open("b.plan", BAD)[0]["range"])) == "[]"
 
 
+@pytest.mark.slow
 def test_server_outlives_its_working_folder(tmp_path: Path):
     """A folder is deleted, and maybe made again: by a switch of branches, or a clone."""
     folder = tmp_path / "project"

@@ -52,7 +52,7 @@ def of_frozen(kind: str, blocks: int = 2) -> str:
 
 @pytest.mark.parametrize(
     "pair",
-    slow_but(PAIRS, ("first blocks", "stages"), ("embedding without gradients", "alone")),
+    slow_but(PAIRS, ("embedding without gradients", "alone")),
     ids=", ".join,
 )
 def test_backends_agree_bitwise(pair: tuple[str, str], gloo, tmp_path: Path):

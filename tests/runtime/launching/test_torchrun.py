@@ -21,7 +21,7 @@ from legoai.runtime.errors import CONSEQUENCE, MARK
 from legoai.runtime.launching import torchrun
 from legoai.runtime.launching.report import leave_for_the_launcher
 from legoai.runtime.launching.torchrun import _call_roll, _first, _report_failure, threads_per_process
-from support.marks import some_slow
+from support.marks import slow_but, some_slow
 
 PROGRAM = """
 import os, sys, time
@@ -263,7 +263,7 @@ def test_interruption_of_the_agent_while_it_imports_prints_nothing(start):
     assert ends(process) == (130, "")
 
 
-@pytest.mark.parametrize("later", some_slow((0.0, 0.5), 0.0))
+@pytest.mark.parametrize("later", slow_but((0.0, 0.5)))
 def test_interruption_of_ranks_while_they_import_prints_nothing(start, later):
     process = start(2, "--steps", "1")
     until = time.monotonic() + 90
@@ -290,7 +290,7 @@ def test_program_of_another_start_is_not_run(tmp_path, capfd):
     ("factory", "program", "status"),
     [
         pytest.param("exit()", "import factory", 1, marks=pytest.mark.slow),
-        ("exit(0)", "import factory", 1),
+        pytest.param("exit(0)", "import factory", 1, marks=pytest.mark.slow),
         ("exit(3)", "import factory", 3),
         ("", "import factory; factory.exit(0)", 0),
     ],

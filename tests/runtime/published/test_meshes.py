@@ -120,7 +120,6 @@ def alone(gloo, hubs, data) -> dict[str, dict]:
         "pp and fsdp",
         "a router shorter than the ranks",
         "fused layers of gpt2 on tp",
-        "experts of a config's model elsewhere",
     ),
 )
 def test_each_rank_reads_only_its_shard(name, gloo, hubs, data, alone):

@@ -58,7 +58,7 @@ def printed(code: str, *arguments: str, folder: Path, **environment: str) -> str
     ("given", "levels"),
     [
         ({}, [(2, "ERROR"), (1, None)]),
-        ({"TORCH_CPP_LOG_LEVEL": "INFO"}, [(0, "INFO"), (0, "INFO")]),
+        pytest.param({"TORCH_CPP_LOG_LEVEL": "INFO"}, [(0, "INFO"), (0, "INFO")], marks=pytest.mark.slow),
     ],
 )
 def test_level_is_raised_while_entered_whether_or_not_torch_was_imported(given, levels, tmp_path):

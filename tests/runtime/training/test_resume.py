@@ -28,7 +28,7 @@ from legoai.runtime.offloading.offload import offload_optimizer_state
 from legoai.runtime.optimizer.combined import CombinedOptimizer
 from legoai.runtime.optimizer.muon import Muon
 from legoai.runtime.training.resume import fresh_tensors
-from support.marks import some_slow
+from support.marks import slow_but, some_slow
 from support.training import corpus, programs
 
 data, own_cache = corpus.data, corpus.own_cache
@@ -88,7 +88,7 @@ def fit_and_list(**options) -> list[set[str]]:
     return seen
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", some_slow([False, True], False))
 def test_keeping_fewer_takes_effect_before_the_next_checkpoint(gloo, data, tmp_path, beside):
     """A disk that is full of checkpoints could not take one more."""
     pool = gloo(1)
@@ -112,6 +112,7 @@ def fit_and_read(seq_len: int, **options) -> tuple[int, str]:
     return history.resumed_from, said.getvalue()
 
 
+@pytest.mark.slow
 def test_a_run_notes_sequences_of_another_length(gloo, data, tmp_path):
     pool = gloo(1)
     pool(fit_and_read, 8, steps=1, data=data, out=tmp_path)
@@ -292,12 +293,13 @@ def fit_after_nans(optimizer: str, nans: int, ranks: int, **options) -> tuple[in
 
 @pytest.mark.parametrize(
     "optimizer",
-    some_slow([one for one in OPTIMIZERS if one != "SGD twice"], "AdamW", "Adam", "SGD", "AdamW, not fused"),
+    slow_but([one for one in OPTIMIZERS if one != "SGD twice"], "SGD with all", "Muon and AdamW"),
 )
 def test_saving_before_the_first_update_does_not_change_the_training(gloo, data, tmp_path, optimizer):
     saving_before_the_first_update(gloo, data, tmp_path, optimizer, 1)
 
 
+@pytest.mark.slow
 def test_saving_before_the_first_update_on_two_ranks_does_not_change_the_training(gloo, data, tmp_path):
     saving_before_the_first_update(gloo, data, tmp_path, "AdamW", 2)
 
@@ -422,8 +424,11 @@ def fit_and_lose_folder(out: Path, *, taken: bool, **options) -> None:
         program.fit(RunOptions(device="cpu", log_every=0, out=out, **options), observe=lose)
 
 
-@pytest.mark.parametrize("options", [{"save_every": 1}, {"save_every": 1, "save_async": True}, {"save_every": 9}])
-@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    slow_but([{"save_every": 1}, {"save_every": 1, "save_async": True}, {"save_every": 9}], {"save_every": 9}),
+)
+@pytest.mark.parametrize("taken", some_slow([False, True], False))
 def test_run_ends_where_its_folder_is_removed(gloo, data, tmp_path, taken, options):
     out, steps = tmp_path / "run", 4 if options["save_every"] == 1 else 3
     code = RunErrorCode.FOLDER_IN_USE if taken else RunErrorCode.FOLDER_GONE

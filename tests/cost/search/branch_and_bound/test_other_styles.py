@@ -94,6 +94,7 @@ def every_way(plan: OpenPlan) -> dict[object, tuple[float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_memory_that_the_program_ignores_corrects_its_limit(monkeypatch: pytest.MonkeyPatch):
     """Under each limit the best of all styles that meet it is found, and none where none does."""
     monkeypatch.setattr(Placements, "usual", lambda *_, **__: [])

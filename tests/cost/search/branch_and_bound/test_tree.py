@@ -30,7 +30,7 @@ from legoai.specs.directives.batch import Batch
 from legoai.specs.directives.mesh import Mesh
 from legoai.specs.directives.precision import Precision
 from legoai.specs.directives.require import METRICS
-from support.marks import NEEDS_SOLVER, some_slow
+from support.marks import NEEDS_SOLVER, slow_but, some_slow
 from support.simulation.drawn_figures import Drawn
 from support.simulation.searched import SCHEDULED, TEXT, bounds_of, brute_force, opened
 from support.simulation.stage_splits import splits
@@ -59,7 +59,7 @@ def test_search_equals_brute_force(goal: str, seed: int):
     assert solution.result.total == counted + len(solution.result.evaluated) + len(solution.result.failed)
 
 
-@pytest.mark.parametrize("goal", OBJECTIVES)
+@pytest.mark.parametrize("goal", slow_but(OBJECTIVES, "maximize tokens_per_s\n"))
 @pytest.mark.parametrize("seed", some_slow(range(3), 1, 2))
 @pytest.mark.parametrize("many", [0, 10**9])
 def test_search_to_within_a_gap(goal: str, seed: int, many: int, monkeypatch: pytest.MonkeyPatch):

@@ -208,7 +208,14 @@ def test_divisions_meet_requirements_that_no_listed_value_meets(other: str):
 
 
 @NEEDS_SOLVER
-@pytest.mark.parametrize(("blocks", "lines"), [(4, ""), (3, ""), (4, "require step_time <= 1016.5s\n")])
+@pytest.mark.parametrize(
+    ("blocks", "lines"),
+    [
+        pytest.param(4, "", marks=pytest.mark.slow),
+        (3, ""),
+        pytest.param(4, "require step_time <= 1016.5s\n", marks=pytest.mark.slow),
+    ],
+)
 def test_few_blocks_are_divided_by_the_mean_of_their_treatments(blocks: int, lines: str):
     """They cannot be distinguished in a trace, so that there is no program; the bound covers all divisions."""
     found = recomputing(f"require peak_memory <= 58GiB\n{lines}", blocks)

@@ -170,7 +170,12 @@ def written(folder: Path, angles: str, placed: str) -> None:
     [
         (LOOKED_UP_ANGLES, LOOKED_UP, None),
         (COUNTED_ANGLES, LOOKED_UP, "`layers.*.attention` counts places from 0 by `arange`"),
-        (CUT_ANGLES, LOOKED_UP, "`layers.*.attention` counts places from 0 by a part of `table`"),
+        pytest.param(
+            CUT_ANGLES,
+            LOOKED_UP,
+            "`layers.*.attention` counts places from 0 by a part of `table`",
+            marks=pytest.mark.slow,
+        ),
         (LOOKED_UP_ANGLES, CUT, "`places` counts places from 0 by a part of `table`"),
     ],
 )
@@ -213,7 +218,7 @@ BEFORE = "embed = rowwise(input = replicate, output = shard(1))"
         (BEFORE, CUT, True),
         (BEFORE, "x + (torch.arange(x.shape[1], device=x.device)[:, None] / 100).sin() * self.scale", True),
         (BEHIND, CUT, False),
-        (BEFORE, "x + self.scale", False),
+        pytest.param(BEFORE, "x + self.scale", False, marks=pytest.mark.slow),
         (BEFORE, "x * (x.shape[1] / 256)", False),
     ],
 )

@@ -33,6 +33,7 @@ def train_cached(text: str, data: str, cache: str, apart: bool = True) -> dict:
         return train_anew(text, data, timeout=90.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pieces", [pytest.param(2, marks=pytest.mark.slow), 5])
 def test_chunked_loss_on_vocabulary_shards_equals_one_process(pieces: int, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(f"{BOTH}loss chunked({pieces})", TWO_BLOCKS), data):

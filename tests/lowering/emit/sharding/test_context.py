@@ -53,7 +53,7 @@ checkpoint {{ layers.* = every(2) }}
 }
 
 
-@pytest.mark.parametrize("name", slow_but(PLANS, "heads of whole sequences", "beside tensor and sequence parallel"))
+@pytest.mark.parametrize("name", slow_but(PLANS, "heads of whole sequences"))
 def test_context_parallel_equals_one_process(name: str, gloo, data, alone_in_two_blocks):
     for result in gloo(4)(train, text_of(PLANS[name], TWO_BLOCKS), data):
         assert_close(result, alone_in_two_blocks, TOLERANCE)

@@ -122,12 +122,7 @@ def alone(gloo, data) -> dict:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(
-        PLANS,
-        "over context and data ranks",
-        "beside tensor parallel attention, with checkpointing",
-        "across tensor parallel ranks, one group",
-    ),
+    slow_but(PLANS, "over context and data ranks", "across tensor parallel ranks, one group"),
 )
 def test_expert_parallelism_equals_one_process(name: str, gloo, data, alone):
     for result in gloo(4)(train, text_of(PLANS[name]), data):

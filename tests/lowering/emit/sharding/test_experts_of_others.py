@@ -81,6 +81,7 @@ def test_experts_of_gpt_oss_equal_one_process(gloo, data, tmp_path: Path, expert
         assert_close(result, alone, TOLERANCE)
 
 
+@pytest.mark.slow
 def test_experts_across_tensor_parallel_ranks_equal_one_process(gloo, data):
     """A router of `transformers` has several results, of each rank's piece of the sequence."""
     one = program(plan("qwen3_moe", "precision (master = fp64, param = fp64)\n", ranks=1))

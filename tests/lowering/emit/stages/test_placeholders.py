@@ -75,7 +75,7 @@ pipeline on pp (schedule = Interleaved1F1B)
 }
 
 
-@pytest.mark.parametrize("name", some_slow(BODIES, "factory in shards"))
+@pytest.mark.parametrize("name", slow_but(BODIES, "factory", "transposed gradients"))
 def test_unchanged_factory_model_in_stages_equals_one_process(name: str, gloo, data):
     head, body = BODIES[name]
     [alone] = gloo(1)(train, lowered(f"{head}{PLAIN_DOUBLE}").text, data)

@@ -107,7 +107,7 @@ def fragments_of(graph: StepGraph) -> dict[str, int]:
         pytest.param(
             SMALL + BODY.replace("dp_shard = 2", "dp_shard = 2, tp = 2") + SEQUENCE_PARALLEL, 4, marks=pytest.mark.slow
         ),
-        (SMALL.replace("llama3", "mixtral") + EXPERTS, 4),
+        pytest.param(SMALL.replace("llama3", "mixtral") + EXPERTS, 4, marks=pytest.mark.slow),
     ],
 )
 def test_lint_counts_the_state_that_a_pass_moves(body: str, world: int):

@@ -84,7 +84,14 @@ LATE_BACKWARD = (
 """One in which the first gradient is sent after a forward."""
 
 
-@pytest.mark.parametrize(("order", "rank"), [(LATE_FORWARD, 0), (LATE_FORWARD, 1), (LATE_BACKWARD, 1)])
+@pytest.mark.parametrize(
+    ("order", "rank"),
+    [
+        (LATE_FORWARD, 0),
+        pytest.param(LATE_FORWARD, 1, marks=pytest.mark.slow),
+        (LATE_BACKWARD, 1),
+    ],
+)
 def test_transfers_have_the_phase_of_the_action_that_they_serve(tmp_path: Path, order: tuple[str, ...], rank: int):
     (tmp_path / "late.csv").write_text("\n".join(order))
     program = two_ranks(tmp_path, 'csv("late.csv")', micro_batches=2)

@@ -24,9 +24,8 @@ def assert_computed_as_inspected(source: ModelSource) -> None:
 
 # Most presets differ from one of these in their dimensions alone, as random ones do below.
 QUICK = (
-    ("llama3", "tiny"), ("llama3", "1b"), ("llama3", "8b"), ("mixtral", "tiny"), ("mixtral", "8x7b"),
-    ("deepseek", "tiny"), ("deepseek", "v2_lite"), ("deepseek", "v3"), ("gpt2", "small"), ("gpt3", "125m"),
-    ("vit", "tiny"), ("vit", "b16"),
+    ("llama3", "tiny"), ("llama3", "1b"), ("mixtral", "tiny"), ("deepseek", "tiny"), ("deepseek", "v2_lite"),
+    ("gpt2", "small"), ("vit", "tiny"),
 )  # fmt: skip
 
 
@@ -116,7 +115,7 @@ DRAWN = {"llama3": llamas(), "mixtral": mixtrals(), "deepseek": deepseeks(), "vi
 DRAWN |= {"gpt2": gpts(), "gpt3": gpts()}
 
 
-@pytest.mark.parametrize("family", slow_but(FAMILIES, "mixtral", "vit"))
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "vit"))
 def test_computed_manifest_of_random_dimensions_equals_inspection(family):
     @settings(max_examples=3, suppress_health_check=list(HealthCheck))
     @given(DRAWN[family])

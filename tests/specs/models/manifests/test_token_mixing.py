@@ -385,7 +385,14 @@ def test_statistics_that_outlive_the_forward_are_found(buffer):
 
 
 @pytest.mark.parametrize(
-    ("family", "preset"), [("llama3", "tiny"), ("gpt2", "small"), ("mixtral", "tiny"), ("deepseek", "tiny")]
+    ("family", "preset"),
+    [
+        ("llama3", "tiny"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (("gpt2", "small"), ("mixtral", "tiny"), ("deepseek", "tiny"))
+        ),
+    ],
 )
 def test_the_projects_own_decoders_combine_tokens_by_attention_alone(family, preset):
     source = ModelSource(kind="builtin", target=family, preset=preset, arguments={"n_layers": 2})
