@@ -15,6 +15,7 @@ from legoai.cost.search.candidate_bounds.bounds import Bounds, BoundsOf
 from support.simulation.simulated import in_a_fork
 
 
+@pytest.mark.slow
 def test_most_drawn_plans_are_clean_and_open():
     draw = random.Random(1)
     clean = 0

@@ -56,7 +56,7 @@ WAYS = {
 }  # fmt: skip
 
 
-SLOW = ("groups over a part of a host", "two treatments", "kept gathered", "over hosts", "reduced once")
+SLOW = ("sharded", "groups over a part of a host", "two treatments", "kept gathered", "over hosts", "reduced once")
 
 
 def both(way: str) -> tuple[Figures, Figures]:

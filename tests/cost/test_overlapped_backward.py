@@ -107,6 +107,7 @@ def test_overlap_keeps_the_products(plain, overlapped):
     assert products(overlapped) == pytest.approx(products(plain), rel=0.02)
 
 
+@pytest.mark.slow
 def test_lower_bounds_exclude_hidden_communication_and_freed_memory():
     deep = PLAN.replace(f"n_layers = {LAYERS}", "n_layers = 16").replace("OVERLAP", OVERLAP)
     bound, found = in_the_simulator(bound_and_cost, deep)

@@ -62,6 +62,7 @@ def test_expandable_segments_reserve_less_at_equal_step_time(here: Path):
     assert grown["memory"][active] < grown["memory"][reserved] < small["memory"][reserved]
 
 
+@pytest.mark.slow
 def test_cost_prints_json_alone_and_writes_a_page_and_a_trace(here: Path):
     done = started("cost", "small.plan", "--json", "--html", "small.html", "--trace", "small.json")
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,7 @@ def document(path: Path) -> Document:
     return Document(uri_of(path), 1, path.read_text(encoding="utf-8"), "utf-16", path.parent)
 
 
+@pytest.mark.slow
 def test_costs_are_shown_at_their_lines(here: Path):
     """By the real command, whose folder is not that of the server."""
     (here / "plans").mkdir()

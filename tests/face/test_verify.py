@@ -313,6 +313,7 @@ def test_micro_batches_not_divisible_by_ranks_equal_one_device(capsys: pytest.Ca
     assert status == 0, out
 
 
+@pytest.mark.slow
 def test_interrupt_stops_every_process(here: Path):
     Path("a.plan").write_text(SHARDED, encoding="utf-8")
     command = [sys.executable, "-m", "legoai", "verify", "a.plan", "--steps", "100"]

@@ -101,6 +101,7 @@ def simulated_kernels() -> Counter[Work]:
     return Counter(work_of(one) for one in trace.records[span.start : span.stop] if isinstance(one, Kernel))
 
 
+@pytest.mark.slow
 def test_calibration_reduces_the_prediction_error(run: Path, ours: Path) -> None:
     path = ours.with_name("two.plan")
     path.write_text(PLAN, encoding="utf-8")

@@ -10,6 +10,7 @@ from legoai.cost.estimate import estimate
 from legoai.cost.trace.records import Collective
 from legoai.dsl.lint import lint
 from legoai.lowering.program import lower
+from support.marks import slow_but
 from support.simulation.simulated import in_a_fork
 
 SAMPLES, TOKENS, DIM = 2, 24, 32
@@ -39,7 +40,7 @@ def _sent(text: str) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("name", ["build", "build_tokens_first", "build_flat"])
+@pytest.mark.parametrize("name", slow_but(["build", "build_tokens_first", "build_flat"], "build_tokens_first"))
 def test_stages_of_any_layout_are_costed(name: str):
     sent = in_a_fork(_sent, PLAN.replace("NAME", name))
     assert sent

@@ -195,6 +195,7 @@ def test_selective_checkpointing_saves_the_operators_that_it_names():
         assert f"<h2>{title.capitalize()}</h2>" in found["page"]
 
 
+@pytest.mark.slow
 def test_plans_without_checkpointing_have_no_tables_of_it(staged: dict):
     assert staged["never called"] == []
     assert staged["document"]["memory"]["saved"] == staged["document"]["recomputed"] == []

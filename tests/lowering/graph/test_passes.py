@@ -101,6 +101,7 @@ def test_each_pass_moves_communication_as_in_the_golden_text(request: pytest.Fix
     assert text == path.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "body", "expected"),
     [

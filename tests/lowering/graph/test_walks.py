@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from support.simulation.simulator import in_the_simulator
 from support.simulation.step_graphs import BODY, after_each_pass
 from support.texts.plans import HEAD, lowered
@@ -32,6 +34,7 @@ def walks(text: str) -> dict[str, int]:
         nodes.__iter__ = walk
 
 
+@pytest.mark.slow
 def test_number_of_walks_does_not_grow_with_the_graph():
     few, more = (
         in_the_simulator(walks, lowered(HEAD.replace('"tiny"', f'"tiny", n_layers = {number}') + BODY).text)

@@ -20,6 +20,7 @@ from legoai.runtime.published.matching import config_warnings
 from legoai.runtime.published.start import load_published
 from legoai.runtime.published.whole_model import WholeModel
 from legoai.specs.models.huggingface import transformers_model
+from support.marks import slow_but
 from support.models import published
 from support.models.published import config_of, tensors_of
 
@@ -67,7 +68,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 alone = published.alone
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    slow_but(MODELS, "tied in three places", "with other names in files", "fused layers", "experts of some layers"),
+)
 def test_weight_files_round_trip_as_in_transformers(name: str, tmp_path: Path):
     kind, fields = MODELS[name]
     found = getattr(transformers, kind)

@@ -239,6 +239,7 @@ SHARDED = f"mesh (dp_shard = 4)\nfsdp on dp_shard {{ layers.* = unit, root = uni
 V_SHAPED = f"mesh (pp = 2, dp_shard = 2)\n{KEPT}pipeline on pp (schedule = DualPipeV)\n{DOUBLE}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [
