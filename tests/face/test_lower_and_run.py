@@ -54,7 +54,6 @@ def test_program_says_how_to_start_its_own_file(name: str, shown: str | None, ca
     assert len({program_key(one, None, "") for one in programs}) == 1
 
 
-@pytest.mark.slow
 def test_step_graph_is_dumped_after_tracing_and_each_pass(capsys: pytest.CaptureFixture[str]):
     assert called(capsys, "lower", "good.plan", "--dump-graphs", "graphs")[0] == 1, "the plan has no graph"
     few = GOOD.replace('"tiny"', '"tiny", n_layers = 2')

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from legoai.commands import WrongUsage
 from legoai.commands.cost import add_profile, estimated, pass_estimated
 from legoai.commands.shared import (
-    STANDARD_OUTPUT,
     add_no_factories,
+    add_output_file,
     add_resolution,
     lacks_figures,
     lacks_graph,
     lowered,
-    output_file,
     show,
     write,
 )
@@ -47,14 +46,7 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--what", choices=("mesh", "pipeline", "timeline", "step"), default="mesh", help="what is drawn (default: mesh)"
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_file,
-        default=STANDARD_OUTPUT,
-        help="write it to this file (default: -, standard output)",
-    )
+    add_output_file(parser, "it")
     add_profile(parser)
     add_no_factories(parser)
     add_resolution(parser)

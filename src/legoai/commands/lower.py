@@ -10,13 +10,13 @@ from legoai.commands import WrongUsage
 from legoai.commands.shared import (
     STANDARD_OUTPUT,
     add_no_factories,
+    add_output_file,
     add_resolution,
     announce,
     check_outputs,
     lacks_graph,
     lowered,
     note_profile,
-    output_file,
     say,
     write,
 )
@@ -54,14 +54,7 @@ def configure(parser: ArgumentParser) -> None:
     """Add the arguments of `legoai lower`."""
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("file", metavar="FILE", help="a plan, plan.NAME, or -")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_file,
-        default=STANDARD_OUTPUT,
-        help="write it to this file (default: -, standard output)",
-    )
+    add_output_file(parser, "it")
     parser.add_argument(
         "--launch",
         choices=tuple(KINDS),

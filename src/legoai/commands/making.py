@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from legoai.commands import WrongUsage
-from legoai.commands.shared import STANDARD_OUTPUT, output_file
+from legoai.commands.shared import STANDARD_OUTPUT, add_output_file
 from legoai.dsl.analysis.parallelism.mesh import number_of_devices
 from legoai.dsl.diagnostics.diagnostic import errors_of
 from legoai.dsl.lint import lint
@@ -21,14 +21,7 @@ _CLUSTER: Final = re.compile(r"\w+(?:\([^\r\n#{}]*\))?")
 def add_place(parser: ArgumentParser) -> None:
     """Add the options for the plan's name and file."""
     parser.add_argument("--name", metavar="NAME", help="the plan's name (default: that of the file)")
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="OUT",
-        type=output_file,
-        default=STANDARD_OUTPUT,
-        help="write the plan to this file (default: -, standard output)",
-    )
+    add_output_file(parser, "the plan")
     parser.add_argument("--force", action="store_true", help="with -o, replace a file that is there")
 
 

@@ -153,6 +153,18 @@ def rewrite(path: Path, text: str) -> None:
         raise WrongUsage(f"{path} cannot be written: {error.strerror}") from error
 
 
+def add_output_file(parser: ArgumentParser, what: str) -> None:
+    """Add the option for the file of a result, which is standard output by default."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=output_file,
+        default=STANDARD_OUTPUT,
+        help=f"write {what} to this file (default: -, standard output)",
+    )
+
+
 def add_output(parser: ArgumentParser) -> None:
     """Add the options for messages besides the result, and for colours."""
     parser.add_argument("-q", "--quiet", action="store_true", help="write diagnostics only, without a summary")

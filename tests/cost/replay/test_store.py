@@ -154,7 +154,6 @@ def test_package_versions_and_sources_are_in_the_key(monkeypatch, tmp_path):
     assert variation().key != found
 
 
-@pytest.mark.slow
 def test_folders_in_the_key_are_those_that_a_capture_imports(monkeypatch):
     code = "import sys, legoai.cost.capture; print(*{name.split('.')[1] for name in sys.modules if 'legoai.' in name})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
